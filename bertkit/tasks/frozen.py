@@ -307,6 +307,38 @@ def choose_head(
         targets, labels, weights: Those of `solve`.
         groups: (S,) the rows of one group stay in one fold.
     """
+    losses = compare_heads(candidates, targets, labels, groups, weights, strengths)
+    if not losses:
+        return next(iter(candidates)), strengths[len(strengths) // 2]
+    return min(losses, key=lambda pair: losses[pair])
+
+
+def explain_share(
+    vectors: Any,
+    targets: np.ndarray,
+    labels: int,
+    groups: Sequence[int] | np.ndarray,
+    weights: Sequence[float] | None,
+    strength: float,
+) -> float:
+    """Return the share of the loss of a constant answer that vectors spare by folds; NaN where there are no folds.
+
+    Arguments as for `choose_head`.
+    """
+    candidates = {"constant": np.zeros((len(targets), 1)), "": vectors}
+    losses = compare_heads(candidates, targets, labels, groups, weights, [strength])
+    return 1 - losses["", strength] / losses["constant", strength] if losses else float("nan")
+
+
+def compare_heads(
+    candidates: Mapping[str, Any],
+    targets: np.ndarray,
+    labels: int,
+    groups: Sequence[int] | np.ndarray,
+    weights: Sequence[float] | None,
+    strengths: Sequence[float],
+) -> dict[tuple[str, float], float]:
+    """Return the loss over folds of each name and strength; empty where nothing can be compared. See `choose_head`."""
     from sklearn.exceptions import ConvergenceWarning
 
     if len(targets) > FOLD_ROWS:  # drawn, because the rows of a file may be sorted by class
@@ -315,7 +347,7 @@ def choose_head(
         targets, groups = targets[rows], np.asarray(groups)[rows]
     folds = divide_rows(targets, np.asarray(groups))
     if not folds:
-        return next(iter(candidates)), strengths[len(strengths) // 2]
+        return {}
     losses: dict[tuple[str, float], float] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # a choice needs no exact solution
@@ -326,7 +358,7 @@ def choose_head(
                 if loss > lowest:  # still weaker penalties fit still more noise, and are the slowest to solve
                     break
                 lowest = loss
-    return min(losses, key=lambda pair: losses[pair])
+    return losses
 
 
 def measure_strengths(

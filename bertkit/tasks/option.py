@@ -61,7 +61,7 @@ TOP_LEVEL = {  # key -> help text
     "patience": "End after N evaluations without a better score; 0: never.",
     "calibrate": "Whether a temperature calibrates the probabilities.",
     "baseline": "Whether baselines are fitted to the training rows; false: --no-baseline.",
-    "start": "solved: train from a linear head that is solved on the encoder's vectors; random: from random weights.",
+    "start": "Head that is trained: solved on the encoder's vectors; random; auto: solved if the vectors tell enough.",
     "strength": "C of the solved head, the inverse of its penalty; 0: chosen by folds over the training rows.",
     "settled": "Keys that the data have decided; recorded by a run.",
     "stop_after": "End after this update of the schedule, as --budget does on a slow machine; 0: at its end.",

@@ -51,7 +51,7 @@ def fit(recipe: Recipe, measured: Measured, clock: Clock, output: Path) -> Recip
     left = (1 - SPARE_SHARE) * take_first(clock.left - measured.longest_end - 2 * measured.saving)
     updates = planned if "num_train_epochs" in recipe.train else max(int(left / each), 0)
     least = min(LEAST_UPDATES, planned)
-    if recipe.start == "solved":
+    if recipe.starts_solved:
         least = min(LEAST_SOLVED, ceil(LEAST_SHARE * planned))
     while updates >= least:
         fitted = limit_updates(recipe, updates, planned)
@@ -122,7 +122,7 @@ def train_within(
         try:
             fitted = fit(recipe, measured, clock, output)
         except TooShort as reason:
-            if recipe.start != "solved":
+            if not recipe.starts_solved:
                 raise
             report(f"nothing is trained and the solved head is the result: {reason}")
             return run(recipe.override(freeze="encoder"), prepared=prepared, **news)

@@ -47,9 +47,9 @@ class Recipe:
     Attributes:
         task: A name in TASKS.
         stop_after: The update after which the training ends, before the end of its schedule; 0: at the end.
-        start: Whether the head that a training of texts or words starts from is solved, or random.
+        start: Whether the head that a training of texts or words starts from is solved, or random; auto: by the data.
         strength: C of the solved head; 0: chosen by folds over the training rows.
-        settled: The keys that the data have decided: of `train`, `strength`, and `pooling` of `data`.
+        settled: The keys that the data have decided: of `train`, `strength`, `start`, and `pooling` of `data`.
         model, data, train: The tables; nobody changes them.
         given: The values that a person gave.
     """
@@ -65,7 +65,7 @@ class Recipe:
     patience: int = 0
     calibrate: bool = False
     baseline: bool | None = None
-    start: Literal["solved", "random"] = "random"
+    start: Literal["auto", "solved", "random"] = "random"
     strength: float = 0.0
     stop_after: int = 0
     settled: list[str] = dataclasses.field(default_factory=list)
@@ -139,18 +139,23 @@ class Recipe:
         if "pooling" in settled.settled and self.data["pooling"] == "auto":
             data["pooling"] = settled.data["pooling"]
             chosen.append("pooling")
-        strength = self.strength
+        strength, start = self.strength, self.start
         if "strength" in settled.settled and not strength:
             strength = settled.strength
             chosen.append("strength")
-        return self.override(data=data, train=values, strength=strength, settled=[*self.settled, *values, *chosen])
+        if "start" in settled.settled and start == "auto":
+            start = settled.start
+            chosen.append("start")
+        others = {"strength": strength, "start": start, "settled": [*self.settled, *values, *chosen]}
+        return self.override(data=data, train=values, **others)
 
     def reopen(self) -> "Recipe":
         """Return the recipe without the values that the data have settled, as for other data."""
         train = {key: value for key, value in self.train.items() if key not in self.settled}
         data = dict(self.data) | ({"pooling": "auto"} if "pooling" in self.settled else {})
         strength = 0.0 if "strength" in self.settled else self.strength
-        return dataclasses.replace(self, train=train, data=data, strength=strength, settled=[])
+        start = "auto" if "start" in self.settled else self.start
+        return dataclasses.replace(self, train=train, data=data, strength=strength, start=start, settled=[])
 
     def to_dict(self) -> RecipePart:
         """Return the recipe as in TOML, without the keys that ask for nothing."""
@@ -167,7 +172,7 @@ class Recipe:
     @property
     def starts_solved(self) -> bool:
         """Return whether the head that is trained, or used without a training, is solved first."""
-        return self.is_solved or self.start == "solved"
+        return self.is_solved or self.start != "random"
 
     @property
     def lengths(self) -> list[int]:
@@ -315,9 +320,9 @@ def apply_preset(task: Task, own: Mapping[str, Any]) -> RecipePart:
         data = {**data, "order": "documents"}
     is_random = own.get("bilstm") or own.get("reinit_layers") or has_features or not task.solves_head
     is_random = is_random or own.get("data", {}).get("long") == "max"
-    start = own.get("start") or ("random" if is_random else "solved")
+    start = own.get("start") or ("random" if is_random else "auto")
     is_evaluated = own.get("patience") or own.get("train", {}).keys() & {"load_best_model_at_end", "eval_steps"}
-    if start == "solved" and not is_evaluated:
+    if start != "random" and not is_evaluated:
         rhythm = {**rhythm, "eval_strategy": "no"}  # start and end are compared, and nothing between them
     return {**task.recipe, "preset": preset, "start": start, "data": data, "train": fixed | rhythm}
 

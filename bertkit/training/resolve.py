@@ -2,16 +2,16 @@
 
 The paper's few epochs at a low rate are for thousands of rows. On fewer rows fine-tuning fails mostly because it is too
 short and Adam's bias is not corrected (Mosbach et al. 2021, Zhang et al. 2021): a training therefore has at least
-ENOUGH_UPDATES updates, or ENOUGH_SOLVED from a solved head, in at least LEAST_EPOCHS epochs (the middle of A.3's range)
-and at most MOST_EPOCHS (20 in Mosbach et al.). The rate is inversely proportional to the hidden size: 4e-5 for
-BERT-base, inside A.3's range, and higher for smaller models, as in Turc et al. 2019. There is no early stop: the rate
-falls to zero over all updates.
+ENOUGH_UPDATES updates in at least LEAST_EPOCHS epochs (the middle of A.3's range) and at most MOST_EPOCHS (20 in
+Mosbach et al.). The rate is inversely proportional to the hidden size: 4e-5 for BERT-base, inside A.3's range, and
+higher for smaller models, as in Turc et al. 2019. There is no early stop: the rate falls to zero over all updates.
 
 A training of texts or words starts from a linear head that is solved on the vectors of the encoder as it is: linear
 probing, then fine-tuning (Kumar et al. 2022, "Fine-Tuning can Distort Pretrained Features and Underperform
 Out-of-Distribution").
 Gradients are a slow way to this head, which is the solution of a convex problem. With `freeze = "encoder"` nothing else
-is learned.
+is learned. Where the vectors tell little, as those of pairs do before a training, there is nothing to start from, and
+the head is random.
 """
 
 import copy
@@ -26,18 +26,18 @@ from bertkit.model.checkpoint import load_config
 from bertkit.model.precision import find_device
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.finetuning import ENOUGH_UPDATES
-from bertkit.tasks.frozen import STRENGTHS, choose_head, encode_labelled, encode_sentences, solve
+from bertkit.tasks.frozen import STRENGTHS, choose_head, encode_labelled, encode_sentences, explain_share, solve
 from bertkit.tasks.ner import get_words
 from bertkit.tasks.task import Task
 from bertkit.training.prepare import Prepared, choose_rows
 from bertkit.training.processes import join_processes, take_first
 from bertkit.training.recipe import ADAPTED, Recipe
 
-ENOUGH_SOLVED = 150  # updates from a solved head: half as many score lower, more no higher (recipes/defaults.md)
 LEAST_EPOCHS, MOST_EPOCHS = 3, 20
 RATE_TIMES_HIDDEN = 0.03
 COMPARED = 0.2  # share of the log whose losses are compared with as many before
 LEAST_LOSS = 0.25  # of the loss at the start: below it the rows are learned
+LEAST_SPARED = 0.05  # of a constant answer's loss, which a start spares: 0.01 on CoLA, 0.1 on 50 rows of SST-2
 MOST_SOLVED, MOST_SOLVED_WORDS = 20_000, 50_000  # texts and words that a head is solved on
 UNUSED = ("batch_size", "patience", *ADAPTED, "max_steps", "warmup_steps")  # keys of a training by gradients
 
@@ -50,10 +50,8 @@ def settle(recipe: Recipe, rows: int, report: Report = ignore) -> Recipe:
     """
     if recipe.preset != "auto" or recipe.is_solved:
         return recipe
-    hidden, enough = load_config(recipe.checkpoint).hidden_size, ENOUGH_UPDATES
-    if recipe.start == "solved":
-        enough = ENOUGH_SOLVED
-    epochs = ceil(enough * recipe.batch_size / rows)
+    hidden = load_config(recipe.checkpoint).hidden_size
+    epochs = ceil(ENOUGH_UPDATES * recipe.batch_size / rows)
     measured_in_updates = recipe.train.get("max_steps", -1) > 0
     found = {
         "optim": "adamw_torch",  # corrects the bias
@@ -72,15 +70,22 @@ def solve_start(task: Task, recipe: Recipe, model: nn.Module, prepared: Prepared
     """Give a model the classifier that is solved on the training rows, and return the recipe with what was chosen.
 
     Pooling and strength that the recipe leaves open are chosen by folds over the training rows; no row of dev decides.
-    The first process does both, and sends the result to the others.
+    The first process does both, and sends the result to the others. Where the recipe leaves the start open and the
+    chosen one is random, the model is as it was.
     """
     if recipe.is_solved:
         given = {**recipe.given, **recipe.given.get("train", {})}
         usual = {**task.recipe, **task.recipe["train"]}
         if unused := [key for key in UNUSED if given.get(key, usual.get(key)) != usual.get(key)]:
             report(f"unused, because the head of a frozen encoder is solved and not trained: {', '.join(unused)}")
+    is_open = recipe.start == "auto" and not recipe.is_solved
+    if is_open and (getattr(task, "pairs", False) or len(prepared.settings.get("text_columns", [])) == 2):
+        return start_at_random(recipe, "the vectors of pairs tell little before a training", report)
     found = solve_first(task, recipe, model, prepared, report) if join_processes(recipe).is_main_process else None
-    pooling, strength, weight, bias = take_first(found)
+    pooling, strength, weight, bias, share = take_first(found)
+    if is_open and share < LEAST_SPARED:
+        reason = f"the vectors spare {max(share, 0.0):.1%} of the loss of a constant answer"
+        return start_at_random(recipe, reason, report)
     if pooling == "mean" and not model.config.mean_layer:
         model.bert.add_mean_layer()
     with torch.no_grad():
@@ -88,14 +93,22 @@ def solve_start(task: Task, recipe: Recipe, model: nn.Module, prepared: Prepared
         model.classifier.bias.copy_(torch.from_numpy(bias))
     chosen = ["pooling"] if recipe.data.get("pooling") == "auto" else []
     chosen += [] if recipe.strength else ["strength"]
+    chosen += ["start"] if is_open else []
     data = {"pooling": pooling} if pooling else {}
-    return recipe.override(data=data, strength=strength, settled=[*recipe.settled, *chosen])
+    start = "solved" if is_open else recipe.start
+    return recipe.override(data=data, strength=strength, start=start, settled=[*recipe.settled, *chosen])
+
+
+def start_at_random(recipe: Recipe, reason: str, report: Report) -> Recipe:
+    """Return a recipe whose open start is random."""
+    report(f"the head starts at random: {reason}")
+    return recipe.override(start="random", settled=[*recipe.settled, "start"])
 
 
 def solve_words(
     task: Task, recipe: Recipe, model: nn.Module, prepared: Prepared, report: Report
-) -> tuple[str, float, np.ndarray, np.ndarray]:
-    """Return an empty pooling, and strength, weight (L, H) and bias (L,) of a head of words."""
+) -> tuple[str, float, np.ndarray, np.ndarray, float]:
+    """Return an empty pooling, and strength, weight (L, H), bias (L,) and share of a head of words."""
     windows = get_words(prepared.data["train"]).merge()
     order = np.random.default_rng(0).permutation(len(windows))
     words = np.diff(windows.word_ends, prepend=0)[order].cumsum()
@@ -104,17 +117,18 @@ def solve_words(
     vectors, targets, rows = encode_labelled(encoder, windows.__getitems__(numbers.tolist()), report)
     sentences = np.repeat(np.arange(len(prepared.groups)), [len(sentence.words) for sentence in windows.text.sentences])
     firsts = np.concatenate([[0], windows.word_ends[:-1]])[numbers]  # the first word of each window
-    labels, strength = model.config.num_labels, recipe.strength
+    labels, strength, groups = model.config.num_labels, recipe.strength, prepared.groups[sentences[firsts]][rows]
     if not strength:
-        _, strength = choose_head({"": vectors}, targets, labels, prepared.groups[sentences[firsts]][rows])
+        _, strength = choose_head({"": vectors}, targets, labels, groups)
+    share = explain_share(vectors, targets, labels, groups, None, strength)
     report(f"the head is solved on vectors of {len(targets):,} words: C = {strength:g}")
-    return "", strength, *solve(vectors, targets, strength, labels)
+    return "", strength, *solve(vectors, targets, strength, labels), share
 
 
 def solve_first(
     task: Task, recipe: Recipe, model: nn.Module, prepared: Prepared, report: Report
-) -> tuple[str, float, np.ndarray, np.ndarray]:
-    """Return pooling, strength, weight (L, H) and bias (L,) of the head."""
+) -> tuple[str, float, np.ndarray, np.ndarray, float]:
+    """Return pooling, strength, weight (L, H) and bias (L,) of the head, and its `explain_share`."""
     if "pooling" not in task.options:
         return solve_words(task, recipe, model, prepared, report)
     train, pooling = prepared.data["train"], recipe.data["pooling"]
@@ -134,8 +148,9 @@ def solve_first(
     strengths = (strength,) if strength else STRENGTHS
     if len(vectors) * len(strengths) > 1:
         pooling, strength = choose_head(vectors, targets, labels, prepared.groups[rows], weights, strengths)
+    share = explain_share(vectors[pooling], targets, labels, prepared.groups[rows], weights, strength)
     report(f"the head is solved on vectors of {len(rows):,} texts: pooling {pooling}, C = {strength:g}")
-    return pooling, strength, *solve(vectors[pooling], targets, strength, labels, weights)
+    return pooling, strength, *solve(vectors[pooling], targets, strength, labels, weights), share
 
 
 def is_learned(log: Sequence[Mapping[str, float]]) -> bool:

@@ -140,6 +140,8 @@ def run(
             if recipe.is_solved or new:
                 recipe = solve_start(task, recipe, model, prepared, report)
                 set_seed(args.seed)
+                if not recipe.starts_solved:
+                    model, _ = load_head(task, start.override(start=recipe.start), prepared.settings, report)
             else:
                 report("the training starts from the classifier of the checkpoint, which is for these labels")
         baselines = fit_baselines(task, recipe, prepared, report) if processes.is_main_process else {}
@@ -156,7 +158,7 @@ def run(
             fold_targets(model)
         elif "train" in prepared.data:
             report(f"{parameters}; {describe_training(args, recipe, prepared.data['train'])}")
-            if recipe.start == "solved" and not trainer.is_fsdp_enabled:  # which shards the model
+            if recipe.starts_solved and not trainer.is_fsdp_enabled:  # which shards the model
                 save = partial(save_start, task, trainer, prepared, output, report)
                 trainer.add_callback(BeforeTraining(save))
             train(trainer, checkpoint, report)
@@ -281,6 +283,7 @@ def make_trainer(
         optimizer = (BertAdam, {"lr": args.learning_rate, "betas": betas, "eps": args.adam_epsilon})
     dev = data.get(TUNE, data.get(next(iter(task.splits), "")))
     most = recipe.data["max_tokens"]
+    is_unwatched = recipe.preset == "auto" and recipe.train.get("eval_strategy") == "no"
     planned = recipe.given.get("train", {}).keys() & {"save_steps", "save_strategy", "load_best_model_at_end"}
     with explain_refusal("[train]"):
         trainer = BertTrainer(
@@ -289,7 +292,7 @@ def make_trainer(
             task=task,
             keep=recipe.train.get("save_total_limit", 0),
             milestones=milestones,
-            pause=PAUSE if recipe.start == "solved" and not planned else 0.0,
+            pause=PAUSE if is_unwatched and not planned else 0.0,
             patience=recipe.patience,
             max_tokens=(most, 0 if "per_device_eval_batch_size" in recipe.train else most),
             train_dataset=data.get("train"),

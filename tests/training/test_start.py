@@ -174,8 +174,9 @@ def test_what_only_a_trained_head_has_is_refused(root, refused):
 
 
 def train(root, output, label="stars", *others, report=None, **data):
-    """Train from a solved head with a few updates, and return the scores."""
-    changes = {"baseline": True, "batch_size": 8, "train": {"max_steps": 6, "learning_rate": 1e-3}}
+    """Train from a solved head with a few updates, and return the scores; of pairs it is not the default."""
+    changes = {"start": "solved", "baseline": True, "batch_size": 8}
+    changes |= {"train": {"max_steps": 6, "learning_rate": 1e-3}}
     recipe = make_recipe(root, label, changes, *others, freeze=None, **data)
     return run(recipe, output=output, report=report or (lambda line: None))
 
@@ -243,8 +244,9 @@ def test_words_start_from_a_solved_head_too(root, tmp_path):
     given = {"checkpoint": str(root / "bert"), "precision": "fp32", "preset": "auto", "batch_size": 8}
     given |= {"data": {"dir": str(root / "ner"), "max_length": 40}, "train": {"max_steps": 4}}
     recipe, lines = Recipe.make(TASKS["ner"], given), []
-    assert (recipe.start, recipe.data["order"]) == ("solved", "documents")
+    assert (recipe.start, recipe.data["order"]) == ("auto", "documents")
     metrics = run(recipe, output=tmp_path / "run", report=lines.append)
+    assert load_recipe(tmp_path / "run" / "recipe.toml").start == "solved"
     assert any(line.startswith("the head is solved on vectors of ") and "words: C = " in line for line in lines)
     assert metrics["kept"] in ("start", "end")
     assert metrics["start_score"] > 0
@@ -297,6 +299,33 @@ def test_a_start_needs_a_head_that_can_be_solved(root, refused):
         make_recipe(root, "stars", {"bilstm": True, "start": "solved"}, freeze=None)
     with refused():
         Recipe.make(TASKS["swag"], {"start": "solved"}, fits_model=False)
+
+
+@pytest.mark.parametrize(
+    ("columns", "label", "start", "reason"),
+    [
+        (["title", "body"], "stars", "random", "the vectors of pairs tell little before a training"),
+        (["title"], "chance", "random", "the vectors spare 0.0% of the loss of a constant answer"),
+        (["title"], "stars", "solved", ""),
+    ],
+)
+def test_an_open_start_is_solved_where_the_vectors_tell_something(root, tmp_path, columns, label, start, reason):
+    """A run whose start was decided has the weights of one whose start was given, and continues as it was begun."""
+    table, rng = write_reviews(tmp_path / "reviews.jsonl", 160), np.random.default_rng(0)
+    rows = [json.loads(line) | {"chance": rng.choice(["a", "b"])} for line in table.read_text("utf-8").splitlines()]
+    table.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    data, lines = {"dir": str(table), "text": columns}, []
+    metrics = train(root, tmp_path / "run", label, {"start": "auto"}, report=lines.append, **data)
+    assert [line for line in lines if line.startswith("the head starts at random")] == (
+        [f"the head starts at random: {reason}"] if reason else []
+    )
+    written = load_recipe(tmp_path / "run" / "recipe.toml")
+    assert (written.start, "start" in written.settled, "kept" in metrics) == (start, True, start == "solved")
+    train(root, tmp_path / "given", label, {"start": start}, **data)
+    assert_same_bits(read_weights(tmp_path / "run"), read_weights(tmp_path / "given"))
+    assert run(written, output=tmp_path / "again") == metrics
+    assert train(root, tmp_path / "run", label, {"start": "auto"}, **data) == metrics, "nothing is repeated"
+    assert written.reopen().start == "auto"
 
 
 def test_planned_checkpoints_are_left_out_in_a_short_training(root, tmp_path):
