@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from bertkit.analysis.expect import EXPECTED, expect, tabulate_expected
 from bertkit.analysis.label_errors import LABEL_ERRORS, describe_label_errors, predict_by_vectors
 from bertkit.data.duplicates import ROWS_A_CHECK, TRAIN_SPLIT, find_near, hash_bands, number_answers
 from bertkit.data.formats.line import TYPED_ROW, raise_errors
@@ -31,6 +32,7 @@ from bertkit.data.splits import EmptySplitError
 from bertkit.data.tokenizer import find_words, load_tokenizer
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.metrics.table import LABEL, PROBABILITY_PREFIX
+from bertkit.model.checkpoint import find_weights
 from bertkit.reports.tables import MISSING, Table, make_table
 from bertkit.system.files import atomic_open, atomic_write
 from bertkit.system.progress import Report, ignore
@@ -127,6 +129,27 @@ def suspect_labels(diagnosis: Diagnosis, report: Report) -> Diagnosis:
     except UsageError as error:
         return diagnosis.add(left_out=[*diagnosis.findings["left_out"], f"suspected label errors: {error}"])
     return diagnosis if found is None else diagnosis.add(**{LABEL_ERRORS: describe_label_errors(found)})
+
+
+def forecast_scores(diagnosis: Diagnosis, models: Sequence[str], report: Report) -> Diagnosis:
+    """Return the diagnosis with what simple ways score and what more rows would bring, where simple ways apply.
+
+    Args:
+        models: Checkpoints to compare; none: the recipe's, if its weights are on this disk.
+    """
+    recipe, reasons = diagnosis.recipe, []
+    try:
+        if not models:
+            find_weights(recipe.checkpoint)
+            models = [recipe.checkpoint]
+    except UsageError as error:
+        reasons.append(f"frozen vectors in what to expect: {error}")
+    try:
+        found = expect(recipe, models, report)
+    except UsageError as error:
+        reasons, found = [f"what to expect: {error}"], None
+    told = diagnosis.add(left_out=[*diagnosis.findings["left_out"], *reasons])
+    return told if found is None else told.add(**{EXPECTED: found})
 
 
 # --- Checks -----------------------------------------------------------------------------------------------------------
@@ -303,6 +326,8 @@ def list_tables(findings: Mapping[str, Any]) -> list[Table]:
         tables.append(make_table("Labels", ["labels", "finding"], [[group, ALIKE] for group in alike], "text"))
     if found := findings.get(LABEL_ERRORS):
         tables.append(tabulate_label_errors(found))
+    if found := findings.get(EXPECTED):
+        tables.append(tabulate_expected(found))
     return tables
 
 

@@ -43,9 +43,10 @@ def doctor(
     text: TextNames = None,
     label: LabelNames = None,
     model: Annotated[
-        str | None,
+        list[str] | None,
         SourceOption(
-            help="Checkpoint whose tokenizer counts tokens, and that finds label errors (default: the task's).",
+            help="Checkpoint that counts tokens, finds label errors and says what to expect (default: the task's); "
+            "the option again compares several.",
             metavar="NAME",
         ),
     ] = None,
@@ -66,33 +67,39 @@ def doctor(
         ),
     ] = None,
 ) -> None:
-    """Check data before training: leaks, repeats, contradictory labels, lengths, unknown words, odd columns.
+    """Check data before training: leaks, repeats, contradictory labels, lengths, unknown words; and what to expect.
 
     The splits are those that training would use. Rows are compared in lower case, with white space folded. Single texts
     with one label are also searched for label errors, if the weights of --model are on this disk, by frozen vectors in
-    seconds; --folds finds them more surely, by fine-tuning, and continues in --output where it was stopped.
+    seconds; --folds finds them more surely, by fine-tuning, and continues in --output where it was stopped. What to
+    expect are the scores of simple ways on the training rows, and what twice as many rows would bring.
 
     $ bertkit doctor reviews.csv --text title,body --label stars
 
     $ bertkit doctor GLUE --task cola --json cola.json
+
+    $ bertkit doctor reviews.csv --model bert-base-uncased --model sentence-transformers/all-MiniLM-L6-v2
 
     $ bertkit doctor reviews.csv --write clean.csv --drop leaks,repeats
 
     $ bertkit doctor reviews.csv --folds 5 --output runs/doctor
     """
     check_path(data, "owner/name")
-    check_checkpoint(model)
+    for name in (models := model or []):
+        check_checkpoint(name)
     from bertkit.analysis.doctor import (
         DROPS,
         LABEL_ERROR_DROP,
         USUAL_DROPS,
         examine,
+        forecast_scores,
         list_tables,
         plan_files,
         suspect_labels,
         tabulate_label_errors,
         write_clean,
     )
+    from bertkit.analysis.expect import EXPECTED, describe_expected, tabulate_expected
     from bertkit.analysis.label_errors import LABEL_ERRORS
     from bertkit.data.formats.rows import check_output
     from bertkit.studies.spec import define_folds, propose
@@ -119,9 +126,11 @@ def doctor(
         raise UsageError("--output and --workers are for the models of --folds; add --folds 5 or leave them out")
     written = read_recipe(recipe) if recipe else {}
     columns = {"text": split_names(text), "label": split_names(label)}
-    given = merge({"checkpoint": model, "data": {"dir": data or None, **columns}}, *map(parse_setting, settings or []))
+    first = models[0] if models else None
+    given = {"checkpoint": first, "data": {"dir": data or None, **columns}}
+    given = merge(given, *map(parse_setting, settings or []))
     with Screen() as screen:
-        diagnosis = examine(TASKS[task], merge(written, given), model, screen.say)
+        diagnosis = examine(TASKS[task], merge(written, given), first, screen.say)
         if write is not None:
             plan_files(diagnosis, write)
         if json_file is not None:
@@ -131,12 +140,15 @@ def doctor(
         if folds:
             folder = output or Path("runs/doctor")
             found = fine_tune_folds(screen, diagnosis.rows["train"], written, given, folds, workers, folder)
-            diagnosis = diagnosis.add(**{LABEL_ERRORS: found})
+            diagnosis = forecast_scores(diagnosis.add(**{LABEL_ERRORS: found}), models, screen.say)
             write_json(diagnosis.findings, folder / DOCTOR_FILE)
         else:
-            diagnosis = suspect_labels(diagnosis, screen.say)
+            diagnosis = forecast_scores(suspect_labels(diagnosis, screen.say), models, screen.say)
         if found := diagnosis.findings.get(LABEL_ERRORS):
             screen.show_table(tabulate_label_errors(found))
+        if found := diagnosis.findings.get(EXPECTED):
+            screen.show_table(tabulate_expected(found))
+            screen.say(describe_expected(found))
         screen.say(*(f"left out: {reason}" for reason in diagnosis.findings["left_out"]))
         if json_file is not None:
             write_figures(diagnosis.findings, json_file)
