@@ -13,6 +13,7 @@ Shape letters: S rows, F fitted rows, A asked rows, L labels, H hidden, N sizes.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -99,7 +100,7 @@ def expect(recipe: Recipe, models: Sequence[str], report: Report) -> dict[str, A
         low, high = find_interval(score, scores.groups[np.concatenate([held for _, held in folds])].tolist())
         found.append({"way": way.name, **way.facts, "score": get_value(score), "low": low, "high": high})
     best = max(range(len(ways)), key=lambda number: found[number + 1]["score"])
-    result = {"task": task.name, "rows": len(rows), "of": len(scores.keys), "metric": task.metric, "ways": found}
+    result = {"task": task.name, "rows": len(rows), "of": len(scores.keys), "metric": scores.metric, "ways": found}
     curve = {name: found[best + 1][name] for name in ("way", "model") if name in found[best + 1]}
     report(f"fitting {curve['way']} to ever more rows")
     sizes, drawn = scores.draw_curve(ways[best].fit)
@@ -144,6 +145,7 @@ class Scores:
     Attributes:
         rows: (S,) their numbers among all training rows.
         targets: (S,) classes or numbers, or (S, L) several labels.
+        metric: The name of the score that decides, such as macro_f1.
     """
 
     def __init__(self, recipe: Recipe, prepared: Prepared, rows: np.ndarray) -> None:
@@ -195,8 +197,10 @@ class Scores:
             for fitted, part in divisions:
                 summaries[self.rows[part]] = fit(fitted, part)
         fixed = {"thresholds": [FIXED_THRESHOLD] * self.labels}
-        rows = self.task.rows(summaries, self.data, fixed)
-        return self.task.score(rows.take(pa.array(self.rows[asked])))[self.task.metric]
+        rows = self.task.rows(summaries, self.data, fixed).take(pa.array(self.rows[asked]))
+        found = self.task.score(rows)
+        self.metric = next(name for name, value in found.items() if value is found[self.task.metric])
+        return found[self.metric]
 
     def draw_curve(self, fit: Fit) -> tuple[list[int], np.ndarray]:
         """Return the fitted rows (N,) and the scores (N, DRAWS) of a way; rows of one group are on one side."""
@@ -250,10 +254,10 @@ def forecast(sizes: Sequence[int], scores: np.ndarray, now: float, noise: float,
     values, variances = np.split(np.array(found), 2, axis=1)  # (exponents, 2) each
     (rise, gain) = shares @ values
     rise_error, gain_error = np.sqrt(shares @ (variances + (values - [rise, gain]) ** 2))
-    error = np.hypot(rise_error, noise)
-    limits = {"low": now + rise - NORMAL * error, "high": min(now + rise + NORMAL * error, 1.0)}
-    gains = {"gain": gain, "gain_low": max(gain - NORMAL * gain_error, 0.0), "gain_high": gain + NORMAL * gain_error}
-    return {name: float(value) for name, value in {"rows": 2 * rows, "score": now + rise, **limits, **gains}.items()}
+    score, error = min(now + rise, 1.0), NORMAL * np.hypot(rise_error, noise)
+    found = {"score": score, "low": score - error, "high": min(score + error, 1.0), "gain": gain}
+    found |= {"gain_low": max(gain - NORMAL * gain_error, 0.0), "gain_high": gain + NORMAL * gain_error}
+    return {"rows": 2 * rows, **{name: float(value) for name, value in found.items()}}
 
 
 def time_reading(model: Any, items: Sequence[Mapping[str, Any]]) -> float:
@@ -294,15 +298,19 @@ def tabulate_expected(found: Mapping[str, Any]) -> Table:
     row = find_row(TASKS[found["task"]].table, found["metric"])
     lines = []
     for way in found["ways"]:
-        facts = [""] * 4
+        facts = [""] * 3
         if "model" in way:
-            speed = f"{way['tokens_per_second']:,.0f}"
-            facts = [way["model"], f"{way['parameters'] / 1e6:.1f} M", speed, f"{way['longer']:,}"]
+            facts = [f"{way['parameters'] / 1e6:.1f} M", f"{way['tokens_per_second']:,.0f}", f"{way['longer']:,}"]
         limits = f"{row.show(way['low'])} to {row.show(way['high'])}" if "low" in way else ""
-        lines.append([way["way"], *facts, row.show(way["score"]), limits])
+        lines.append([name_way(way), *facts, row.show(way["score"]), limits])
     some = f"{found['rows']:,}" if found["rows"] == found["of"] else f"{found['rows']:,} of {found['of']:,}"
-    heads = ["", "model", "parameters", "tokens a second", "cut", row.name, "95 % interval"]
+    heads = ["", "parameters", "tokens a second", "cut", f"{row.name}{' (%)' * bool(row.unit)}", "95 % interval"]
     return make_table(f"What to expect: simple ways on {some} training rows, by folds", heads, lines)
+
+
+def name_way(way: Mapping[str, Any]) -> str:
+    """Return the name of a way, with the checkpoint's last part."""
+    return f"{way['way']} of {Path(way['model']).name}" if "model" in way else way["way"]
 
 
 def describe_expected(found: Mapping[str, Any]) -> str:
@@ -311,10 +319,9 @@ def describe_expected(found: Mapping[str, Any]) -> str:
     if ahead is None:
         return f"below {LEAST_ROWS} rows there is no forecast of what more rows bring"
     gain, low, high = (100 * ahead[name] for name in ("gain", "gain_low", "gain_high"))
-    score = (
-        f"{row.show(ahead['score'])} ({row.show(ahead['low'])} to {row.show(ahead['high'])}) with {ahead['rows']:,.0f}"
-    )
-    way = found["curve"]["way"]
+    score, least, most = (row.show(ahead[name]) for name in ("score", "low", "high"))
+    score = f"{score} ({least} to {most}) with {ahead['rows']:,} rows"
+    way = name_way(found["curve"])
     if high < HARDLY:
         return f"more rows will hardly help {way}: twice as many, {gain:+.1f} points ({low:.1f} to {high:.1f}); {score}"
     return f"twice as many rows: about {gain:+.1f} points ({low:.1f} to {high:.1f}) by {way}; {score}"

@@ -1,0 +1,119 @@
+"""What to expect before a training: simple ways by folds, their curve and its forecast, in the doctor and in JSON."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bertkit.analysis.expect import SHARES, describe_expected, expect, forecast, tabulate_expected
+from bertkit.tasks import TASKS
+from bertkit.training.recipe import Recipe
+from tests.official import write_checkpoint, write_conll, write_reviews
+
+WAYS = ["constant answer", "TF-IDF", "frozen vectors"]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    root = tmp_path_factory.mktemp("expect")
+    write_checkpoint(root / "bert", num_hidden_layers=1, hidden_size=16, intermediate_size=16, initializer_range=0.5)
+    write_checkpoint(root / "other", num_hidden_layers=2, hidden_size=32, intermediate_size=16, initializer_range=0.5)
+    write_reviews(root / "reviews.csv", 200)
+    return root
+
+
+def make_recipe(root, label, text=("title",), **data):
+    data = {"dir": str(root / "reviews.csv"), "text": list(text), "label": [label], "max_length": 24} | data
+    return Recipe.make(TASKS["classify"], {"checkpoint": str(root / "bert"), "data": data})
+
+
+@pytest.mark.parametrize(
+    ("label", "metric", "least"), [("stars", "macro_f1", 0.9), ("tags", "macro_f1", 0.9), ("price", "pearson", 0.9)]
+)
+def test_a_word_that_decides_is_found_by_folds(root, label, metric, least):
+    """Classes, several labels and numbers; no row is predicted by a head that has seen it or its text."""
+    found = expect(make_recipe(root, label), [str(root / "bert"), str(root / "other")], print)
+    assert [way["way"] for way in found["ways"]] == [*WAYS, "frozen vectors"]
+    assert (found["metric"], found["rows"], found["of"]) == (metric, *[found["rows"]] * 2)
+    constant, terms, own, other = found["ways"]
+    assert constant["score"] < least < terms["score"]
+    assert all(way["low"] <= way["score"] <= way["high"] for way in (terms, own, other))
+    assert own["parameters"] < other["parameters"]
+    assert own["tokens_per_second"] > 0
+    assert own["longer"] == 0
+    curve = found["curve"]
+    assert len(curve["sizes"]) == len(curve["scores"]) == len(SHARES)
+    assert curve["forecast"]["rows"] == 2 * found["rows"]
+    assert curve["forecast"]["low"] <= curve["forecast"]["score"] <= curve["forecast"]["high"] <= 1
+
+
+def test_labels_by_chance_promise_nothing(root, tmp_path):
+    """More rows of noise do not help, and no way is above chance by more than its interval."""
+    rng = np.random.default_rng(0)
+    rows = [f"{' '.join(rng.choice(list('abcdefgh'), 6))},{rng.integers(2)}" for _ in range(200)]
+    (tmp_path / "noise.csv").write_text("\n".join(["title,stars", *rows, ""]), encoding="utf-8")
+    found = expect(make_recipe(root, "stars", dir=str(tmp_path / "noise.csv")), [str(root / "bert")], print)
+    for way in found["ways"][1:]:
+        assert way["low"] < 0.5
+    assert found["curve"]["forecast"]["low"] < 0.55
+
+
+def test_pairs_have_the_vectors_of_both_texts(root, tmp_path):
+    """Whether two texts are equal is in the vectors of each; long texts are counted."""
+    rng, rows = np.random.default_rng(0), []
+    for number in range(200):
+        one, other = (" ".join(rng.choice(["good", "bad", "so", "word1", "word2"], 4)) for _ in range(2))
+        rows.append(f"{one},{one if number % 2 else other},{number % 2}")
+    (tmp_path / "pairs.csv").write_text("\n".join(["title,body,stars", *rows, ""]), encoding="utf-8")
+    recipe = make_recipe(root, "stars", ("title", "body"), dir=str(tmp_path / "pairs.csv"), max_length=10)
+    found = expect(recipe, [str(root / "bert")], print)
+    scores = {way["way"]: way["score"] for way in found["ways"]}
+    assert list(scores) == [*WAYS, "vectors of both texts"]
+    assert scores["vectors of both texts"] > 0.9 > scores["TF-IDF"]
+    assert found["ways"][-1]["longer"] == found["rows"], "4 + 4 words, [CLS] and two [SEP] are 11 tokens"
+
+
+def test_words_have_a_curve_too(root):
+    write_conll(root / "ner")
+    recipe = Recipe.make(TASKS["ner"], {"checkpoint": str(root / "bert"), "data": {"dir": str(root / "ner")}})
+    found = expect(recipe, [], print)
+    assert [way["way"] for way in found["ways"]] == ["constant answer", "words"]
+    assert found["ways"][1]["score"] > found["ways"][0]["score"] == 0
+    assert "forecast" not in found["curve"], "48 sentences"
+
+
+def test_a_known_curve_is_prolonged():
+    """Of 0.9 - 2 / sqrt(n) twice as many rows are known."""
+    sizes, rng = [100, 200, 400, 800], np.random.default_rng(0)
+    truth = 0.9 - 2 * np.array([*sizes, 1000, 2000.0]) ** -0.5
+    found = forecast(sizes, truth[:4, None] + rng.normal(0, 0.002, (4, 10)), truth[3], 0.005, 1000)
+    assert found["score"] == pytest.approx(truth[5], abs=0.006)
+    assert found["low"] < truth[5] < found["high"]
+    assert found["gain_low"] < truth[5] - truth[4] < found["gain_high"]
+    flat = forecast(sizes, 0.8 + rng.normal(0, 0.01, (4, 10)), 0.8, 0.005, 1000)
+    assert flat["gain"] < 0.01
+    assert flat["gain_low"] == 0
+
+
+def test_few_rows_have_no_forecast(root, tmp_path):
+    write_reviews(tmp_path / "few.csv", 60)
+    found = expect(make_recipe(root, "stars", dir=str(tmp_path / "few.csv")), [str(root / "bert")], print)
+    assert "forecast" not in found["curve"]
+    assert describe_expected(found) == "below 100 rows there is no forecast of what more rows bring"
+
+
+def test_the_doctor_compares_checkpoints(root, call):
+    models = [str(root / name) for name in ("bert", "other")]
+    words = ["--text", "title", "--label", "stars", "--json", "out.json", "--model", models[0], "--model", models[1]]
+    code, out, _ = call("doctor", str(root / "reviews.csv"), *words)
+    assert code == 0
+    found = json.loads(Path("out.json").read_text(encoding="utf-8"))["expected"]
+    assert [way.get("model") for way in found["ways"]] == [None, None, *models]
+    assert describe_expected(found) in " ".join(out.split())
+    table = tabulate_expected(found)
+    assert table.heads == ("", "parameters", "tokens a second", "cut", "macro F1 (%)", "95 % interval")
+    assert [row[0].lines[0][0] for row in table.rows] == [
+        *WAYS[:2],
+        *(f"frozen vectors of {n}" for n in ("bert", "other")),
+    ]
