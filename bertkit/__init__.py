@@ -9,7 +9,7 @@ from typing import Any
 __version__ = "0.2.0"  # pyproject.toml reads it; a checkout works without being installed
 
 _HOMES = {
-    "bertkit.api": ("Run", "load", "train"),
+    "bertkit.api": ("Run", "expect", "load", "train"),
     "bertkit.estimator": ("BertClassifier",),
     "bertkit.model.config": ("BertConfig",),
     "bertkit.errors": ("UsageError",),

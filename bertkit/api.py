@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from bertkit.analysis.expect import expect as analyse
 from bertkit.data.formats.memory import convert_table, convert_tables, write_tables
 from bertkit.data.formats.rows import SPLIT_NAMES
 from bertkit.errors import UsageError, explain_refusal
@@ -141,6 +142,39 @@ def train(
         clock = Clock.make(budget, given, time.monotonic()) if budget else None
         search_or_train(recipe, output=output, trials=search, clock=clock, report=report, progress=progress)
     return Run(str(output))
+
+
+def expect(
+    data: Any,
+    *,
+    task: str = "classify",
+    model: str | Path | Sequence[str | Path] | None = None,
+    report: Report = ignore,
+    **settings: Any,
+) -> dict[str, Any] | None:
+    """Return what simple ways score on the training rows, and what twice as many rows would bring.
+
+    >>> bertkit.expect(frame, text="review", label="stars", model=["bert-base-uncased", "runs/pretrained"])
+
+    Args:
+        data, settings: As for `train`.
+        model: A checkpoint, or several to compare (default: the task's).
+
+    Returns:
+        See `bertkit.analysis.expect.expect`; None where no simple way applies.
+
+    Raises:
+        UsageError: A keyword, the data or a checkpoint is wrong.
+    """
+    if task not in TASKS:
+        raise UsageError(f"unknown task {task!r}; {propose(str(task), TASKS)}")
+    kind, models = TASKS[task], list(map(str, [model] if isinstance(model, str | Path) else model or []))
+    with name_keywords(), leave_as_found(), tempfile.TemporaryDirectory() as folder:
+        option, kept = name_data(kind, data, Path(folder))
+        write_tables(kept, Path(folder) / DATA)
+        given = merge(sort_settings(kind, make_plain(settings)), {"data": option})
+        recipe = Recipe.make(kind, merge(given, {"checkpoint": models[0]} if models else {}))
+        return analyse(recipe, models or [recipe.checkpoint], report)
 
 
 def load(run: str | Path) -> "Run":

@@ -26,6 +26,7 @@ from bertkit.metrics.baseline import TERM_LISTS, rotate, vectorize_texts, vector
 from bertkit.metrics.classification import FIXED_THRESHOLD
 from bertkit.metrics.intervals import find_interval
 from bertkit.metrics.rows import RowScore
+from bertkit.reports.plots import Plot, Series
 from bertkit.reports.tables import Table, find_row, make_table
 from bertkit.system.progress import Report
 from bertkit.tasks import TASKS
@@ -304,8 +305,20 @@ def tabulate_expected(found: Mapping[str, Any]) -> Table:
         limits = f"{row.show(way['low'])} to {row.show(way['high'])}" if "low" in way else ""
         lines.append([name_way(way), *facts, row.show(way["score"]), limits])
     some = f"{found['rows']:,}" if found["rows"] == found["of"] else f"{found['rows']:,} of {found['of']:,}"
-    heads = ["", "parameters", "tokens a second", "cut", f"{row.name}{' (%)' * bool(row.unit)}", "95 % interval"]
+    heads = ["", "parameters", "tokens a second", "cut", row.head, "95 % interval"]
     return make_table(f"What to expect: simple ways on {some} training rows, by folds", heads, lines)
+
+
+def plot_expected(found: Mapping[str, Any]) -> Plot:
+    """Return the curve of the best way, and its forecast."""
+    row, curve = find_row(TASKS[found["task"]].table, found["metric"]), found["curve"]
+    points = list(zip(curve["sizes"], map(row.scale, curve["scores"]), strict=True))
+    series = [Series(name_way(curve), points, "C0o-")]
+    if ahead := curve.get("forecast"):
+        score, low, high = (row.scale(ahead[name]) for name in ("score", "low", "high"))
+        series.append(Series("forecast", [(ahead["rows"], score)], "C1o", [(score - low, high - score)]))
+    title = "What more rows would bring"
+    return Plot(title, "training rows", series, ylabel=row.head, words=f"{title}: {describe_expected(found)}")
 
 
 def name_way(way: Mapping[str, Any]) -> str:

@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from bertkit.analysis.compare import drop_seed, is_run
 from bertkit.analysis.doctor import list_tables
+from bertkit.analysis.expect import EXPECTED, plot_expected
 from bertkit.analysis.explanation import EXPLANATIONS, describe_words, list_parts
 from bertkit.analysis.slices import tabulate_slices
 from bertkit.data.labels import SINGLE
@@ -219,7 +220,7 @@ def describe_run(source: Source, others: Mapping[Path, Sequence[Mapping[str, Any
             mistakes.append(make_table(f"Mistakes, {split}, worst first", heads, lines, "text"))
         if task and "table" in read_facts(table):  # one that another program wrote lacks lengths
             slices = tabulate_slices(table, find_row(task.table, task.metric), split)
-    thinned = thin(log)
+    thinned, checked = thin(log), read_object(path / DOCTOR_FILE)
     logged = list_logged(thinned, [LOSS, *(rows if task else [])])
     return {
         "kind": "run",
@@ -232,14 +233,19 @@ def describe_run(source: Source, others: Mapping[Path, Sequence[Mapping[str, Any
         "scores": [*scores, *filter(None, labels)],
         "comments": task.comment(written) if task and written else [],
         "curves": draw_all(trace(thinned, row, metrics) for row in logged),
-        "data": list_tables(found) if (found := read_object(path / DOCTOR_FILE)) else [],
-        "predicted": draw_all([one for one in figures if isinstance(one, Plot)]),
+        "data": list_tables(checked) if checked else [],
+        "predicted": draw_all([*plot_checked(checked), *(one for one in figures if isinstance(one, Plot))]),
         "explanations": read_if_there(read_explanations, path / PREDICTIONS / EXPLANATIONS),
         "slices": [slices] if slices else [],
         "tables": [*(one for one in figures if isinstance(one, Table)), *mistakes],
         "file": RECIPE_FILE,
         "command": f"bertkit {task.command} --recipe {run}/recipe.toml --output {run}-again" if task else "",
     }
+
+
+def plot_checked(findings: Mapping[str, Any] | None) -> list[Plot]:
+    """Return the plot of what to expect, if the doctor has looked for it."""
+    return [plot_expected(findings[EXPECTED])] if findings and EXPECTED in findings else []
 
 
 def keep_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -393,6 +399,7 @@ def plot_reliability(probabilities: np.ndarray, labels: np.ndarray, split: str) 
 
 def describe_study(source: Source, links: Mapping[Path, str]) -> dict[str, Any]:
     """Return the page's part on a study; `links` has the address of each run on the page."""
+    checked = read_object(source.path / DOCTOR_FILE)
     path, study, size = source.path, source.study, tables.describe_size(source.study).replace(" x ", " × ")
     definition, again = shlex.quote(str(path / STUDY_FILE)), shlex.quote(f"{path}-again")
 
@@ -410,8 +417,8 @@ def describe_study(source: Source, links: Mapping[Path, str]) -> dict[str, Any]:
         "comments": [f"{size}.", tables.explain_scores(study)],
         "note": tables.join_note(study),
         "columns": tables.list_columns(study),
-        "data": list_tables(found) if (found := read_object(path / DOCTOR_FILE)) else [],
-        "predicted": draw_all(plots.list_curves(study)),
+        "data": list_tables(checked) if checked else [],
+        "predicted": draw_all([*plot_checked(checked), *plots.list_curves(study)]),
         "tables": [*pretrainings, *plots.tabulate_grids(study, find_link)],
         "details": [*tables.tabulate_cells(study), tabulate_runs(study, find_link)],
         "failures": list(tables.list_failures(study).items()),

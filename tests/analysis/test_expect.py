@@ -1,12 +1,14 @@
 """What to expect before a training: simple ways by folds, their curve and its forecast, in the doctor and in JSON."""
 
+import csv
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from bertkit.analysis.expect import SHARES, describe_expected, expect, forecast, tabulate_expected
+import bertkit
+from bertkit.analysis.expect import SHARES, describe_expected, expect, forecast, plot_expected, tabulate_expected
 from bertkit.tasks import TASKS
 from bertkit.training.recipe import Recipe
 from tests.official import write_checkpoint, write_conll, write_reviews
@@ -117,3 +119,15 @@ def test_the_doctor_compares_checkpoints(root, call):
         *WAYS[:2],
         *(f"frozen vectors of {n}" for n in ("bert", "other")),
     ]
+
+
+def test_python_and_the_page_have_it(root):
+    with (root / "reviews.csv").open(encoding="utf-8") as stream:
+        rows = list(csv.DictReader(stream))
+    found = bertkit.expect(rows, text="title", label="stars", model=root / "bert", max_length=24)
+    assert [way["way"] for way in found["ways"]] == WAYS
+    plot = plot_expected(found)
+    assert [series.name for series in plot.series] == ["TF-IDF", "forecast"]
+    assert plot.words.startswith("What more rows would bring: ")
+    with pytest.raises(bertkit.UsageError, match="unknown task"):
+        bertkit.expect(rows, task="clasify")
