@@ -123,7 +123,7 @@ class Search:
         if has_begun(self.output):  # the last training
             return load_recipe(self.output / RECIPE_FILE), None
         prepared = prepare(self.recipe, self.report)
-        self.recipe = settle(self.recipe, len(prepared.data["train"]), self.report)
+        self.recipe = settle(self.recipe, len(prepared.data["train"]), self.report, prepared.pairs)
         with hold_directory(self.folder):
             save_recipe(identity, path)
             best = self.make_recipe(self.find_best(prepared))

@@ -77,8 +77,8 @@ class FineTuningTask(Task):
             "freeze would leave the layers of reinit_layers randomly initialised; remove one of the two": (
                 recipe.freeze and recipe.reinit_layers
             ),
-            f"start=solved is for texts and words, without bilstm and reinit_layers; remove it from {self.name}": (
-                recipe.start == "solved" and (not self.solves_head or recipe.bilstm or recipe.reinit_layers)
+            f"start is for texts and words, without bilstm and reinit_layers; remove it from {self.name}": (
+                recipe.start != "random" and (not self.solves_head or recipe.bilstm or recipe.reinit_layers)
             ),
             f"[[phase]] is for pretraining; remove it from a recipe for {self.name}": recipe.phase,
             f"num_train_epochs is {epochs:g} in [train]; it must be above 0": steps <= 0 and epochs <= 0,

@@ -313,7 +313,7 @@ def choose_head(
     return min(losses, key=lambda pair: losses[pair])
 
 
-def explain_share(
+def measure_explained(
     vectors: Any,
     targets: np.ndarray,
     labels: int,
@@ -321,7 +321,7 @@ def explain_share(
     weights: Sequence[float] | None,
     strength: float,
 ) -> float:
-    """Return the share of the loss of a constant answer that vectors spare by folds; NaN where there are no folds.
+    """Return the share of a constant answer's loss that vectors explain by folds; NaN where there are no folds.
 
     Arguments as for `choose_head`.
     """

@@ -114,7 +114,7 @@ def train_within(
         fitted = limit_updates(recipe, begun.train["max_steps"], planned).override(stop_after=begun.stop_after)
     else:
         prepared = prepared or prepare(recipe, report)
-        recipe = leave_out_evaluations(settle(recipe, len(prepared.data["train"]), report))
+        recipe = leave_out_evaluations(settle(recipe, len(prepared.data["train"]), report, prepared.pairs))
         if join_processes(recipe).is_main_process:
             fit_baselines(TASKS[recipe.task], recipe, prepared, ignore)  # the cache keeps them for the run
         report("measuring some updates")

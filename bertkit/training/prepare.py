@@ -18,6 +18,7 @@ from bertkit.tasks import TASKS
 from bertkit.tasks.examples import MOST_HELD_BACK, divide
 from bertkit.tasks.repeats import CheckedRows, check_rows, tabulate_splits
 from bertkit.tasks.task import TUNE
+from bertkit.tasks.text import TextExamples
 from bertkit.training.processes import join_processes
 from bertkit.training.recipe import Recipe
 from bertkit.training.run_dir import holds_run, start_directory
@@ -41,6 +42,7 @@ class Prepared:
         texts: Texts of at most FITTED_ROWS training rows, as `choose_rows` chooses them, for the baseline of TF-IDF;
             only in the first process.
         groups: (S,) an integer for each training row, equal for rows of one text or group; only in the first process.
+        pairs: Whether the training rows are pairs of texts.
     """
 
     examples: Mapping[str, Any]
@@ -51,6 +53,7 @@ class Prepared:
     checked: CheckedRows = field(default_factory=CheckedRows)
     texts: Sequence[tuple[str, ...]] = ()
     groups: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    pairs: bool = False
 
     @cached_property
     def fingerprints(self) -> dict[str, str]:
@@ -96,7 +99,9 @@ def prepare(recipe: Recipe, report: Report = ignore, output: Path | None = None,
         report(f"warning: {dev} has {count(scored, 'row')}, too few to tell a good model from a bad one; give more")
     settings = task.configure(recipe, tokenizer, examples)
     others = {split: texts for split, texts in examples.items() if split != "train"}
-    return Prepared(others, tokenizer, data, settings, commits, checked, texts, groups)
+    train = examples.get("train")
+    pairs = isinstance(train, TextExamples) and len(train.text) == 2
+    return Prepared(others, tokenizer, data, settings, commits, checked, texts, groups, pairs)
 
 
 def set_apart(recipe: Recipe, examples: dict[str, Any]) -> dict[str, Any]:

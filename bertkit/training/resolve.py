@@ -26,7 +26,7 @@ from bertkit.model.checkpoint import load_config
 from bertkit.model.precision import find_device
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.finetuning import ENOUGH_UPDATES
-from bertkit.tasks.frozen import STRENGTHS, choose_head, encode_labelled, encode_sentences, explain_share, solve
+from bertkit.tasks.frozen import STRENGTHS, choose_head, encode_labelled, encode_sentences, measure_explained, solve
 from bertkit.tasks.ner import get_words
 from bertkit.tasks.task import Task
 from bertkit.training.prepare import Prepared, choose_rows
@@ -37,17 +37,20 @@ LEAST_EPOCHS, MOST_EPOCHS = 3, 20
 RATE_TIMES_HIDDEN = 0.03
 COMPARED = 0.2  # share of the log whose losses are compared with as many before
 LEAST_LOSS = 0.25  # of the loss at the start: below it the rows are learned
-LEAST_SPARED = 0.05  # of a constant answer's loss, which a start spares: 0.01 on CoLA, 0.1 on 50 rows of SST-2
+LEAST_EXPLAINED = 0.05  # of a constant answer's loss, by a solved head: 0.01 on CoLA, 0.1 on 50 rows of SST-2
 MOST_SOLVED, MOST_SOLVED_WORDS = 20_000, 50_000  # texts and words that a head is solved on
 UNUSED = ("batch_size", "patience", *ADAPTED, "max_steps", "warmup_steps")  # keys of a training by gradients
 
 
-def settle(recipe: Recipe, rows: int, report: Report = ignore) -> Recipe:
+def settle(recipe: Recipe, rows: int, report: Report = ignore, pairs: bool = False) -> Recipe:
     """Return a recipe with the values that its preset leaves to the data; another preset leaves none.
 
     Args:
         rows: The number of training sequences.
+        pairs: Whether they are pairs of texts, whose training starts at random.
     """
+    if pairs and is_open(recipe):
+        recipe = start_at_random(recipe, "the vectors of pairs tell little before a training", report)
     if recipe.preset != "auto" or recipe.is_solved:
         return recipe
     hidden = load_config(recipe.checkpoint).hidden_size
@@ -78,13 +81,10 @@ def solve_start(task: Task, recipe: Recipe, model: nn.Module, prepared: Prepared
         usual = {**task.recipe, **task.recipe["train"]}
         if unused := [key for key in UNUSED if given.get(key, usual.get(key)) != usual.get(key)]:
             report(f"unused, because the head of a frozen encoder is solved and not trained: {', '.join(unused)}")
-    is_open = recipe.start == "auto" and not recipe.is_solved
-    if is_open and (getattr(task, "pairs", False) or len(prepared.settings.get("text_columns", [])) == 2):
-        return start_at_random(recipe, "the vectors of pairs tell little before a training", report)
     found = solve_first(task, recipe, model, prepared, report) if join_processes(recipe).is_main_process else None
     pooling, strength, weight, bias, share = take_first(found)
-    if is_open and share < LEAST_SPARED:
-        reason = f"the vectors spare {max(share, 0.0):.1%} of the loss of a constant answer"
+    if is_open(recipe) and share < LEAST_EXPLAINED:
+        reason = f"the vectors explain {max(share, 0.0):.1%} of the loss of a constant answer"
         return start_at_random(recipe, reason, report)
     if pooling == "mean" and not model.config.mean_layer:
         model.bert.add_mean_layer()
@@ -93,10 +93,15 @@ def solve_start(task: Task, recipe: Recipe, model: nn.Module, prepared: Prepared
         model.classifier.bias.copy_(torch.from_numpy(bias))
     chosen = ["pooling"] if recipe.data.get("pooling") == "auto" else []
     chosen += [] if recipe.strength else ["strength"]
-    chosen += ["start"] if is_open else []
+    chosen += ["start"] if is_open(recipe) else []
     data = {"pooling": pooling} if pooling else {}
-    start = "solved" if is_open else recipe.start
+    start = "solved" if is_open(recipe) else recipe.start
     return recipe.override(data=data, strength=strength, start=start, settled=[*recipe.settled, *chosen])
+
+
+def is_open(recipe: Recipe) -> bool:
+    """Return whether the data decide how a training starts."""
+    return recipe.start == "auto" and not recipe.is_solved
 
 
 def start_at_random(recipe: Recipe, reason: str, report: Report) -> Recipe:
@@ -120,7 +125,7 @@ def solve_words(
     labels, strength, groups = model.config.num_labels, recipe.strength, prepared.groups[sentences[firsts]][rows]
     if not strength:
         _, strength = choose_head({"": vectors}, targets, labels, groups)
-    share = explain_share(vectors, targets, labels, groups, None, strength)
+    share = measure_explained(vectors, targets, labels, groups, None, strength)
     report(f"the head is solved on vectors of {len(targets):,} words: C = {strength:g}")
     return "", strength, *solve(vectors, targets, strength, labels), share
 
@@ -128,7 +133,7 @@ def solve_words(
 def solve_first(
     task: Task, recipe: Recipe, model: nn.Module, prepared: Prepared, report: Report
 ) -> tuple[str, float, np.ndarray, np.ndarray, float]:
-    """Return pooling, strength, weight (L, H) and bias (L,) of the head, and its `explain_share`."""
+    """Return pooling, strength, weight (L, H) and bias (L,) of the head, and its `measure_explained`."""
     if "pooling" not in task.options:
         return solve_words(task, recipe, model, prepared, report)
     train, pooling = prepared.data["train"], recipe.data["pooling"]
@@ -148,7 +153,7 @@ def solve_first(
     strengths = (strength,) if strength else STRENGTHS
     if len(vectors) * len(strengths) > 1:
         pooling, strength = choose_head(vectors, targets, labels, prepared.groups[rows], weights, strengths)
-    share = explain_share(vectors[pooling], targets, labels, prepared.groups[rows], weights, strength)
+    share = measure_explained(vectors[pooling], targets, labels, prepared.groups[rows], weights, strength)
     report(f"the head is solved on vectors of {len(rows):,} texts: pooling {pooling}, C = {strength:g}")
     return pooling, strength, *solve(vectors[pooling], targets, strength, labels, weights), share
 

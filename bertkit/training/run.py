@@ -129,7 +129,7 @@ def run(
             if processes.is_main_process:
                 start_directory(output, recipe, prepared.tokenizer)
         if "train" in prepared.data:
-            recipe = settle(recipe, len(prepared.data["train"]), report)
+            recipe = settle(recipe, len(prepared.data["train"]), report, prepared.pairs)
             args = make_arguments(recipe, output)
         start = train_first(recipe, output, report, progress)
         set_seed(args.seed)  # a run must not depend on whether its data were prepared here

@@ -299,13 +299,15 @@ def test_a_start_needs_a_head_that_can_be_solved(root, refused):
         make_recipe(root, "stars", {"bilstm": True, "start": "solved"}, freeze=None)
     with refused():
         Recipe.make(TASKS["swag"], {"start": "solved"}, fits_model=False)
+    with refused():
+        Recipe.make(TASKS["swag"], {"start": "auto"}, fits_model=False)
 
 
 @pytest.mark.parametrize(
     ("columns", "label", "start", "reason"),
     [
         (["title", "body"], "stars", "random", "the vectors of pairs tell little before a training"),
-        (["title"], "chance", "random", "the vectors spare 0.0% of the loss of a constant answer"),
+        (["title"], "chance", "random", "the vectors explain 0.0% of the loss of a constant answer"),
         (["title"], "stars", "solved", ""),
     ],
 )
