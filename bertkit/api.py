@@ -23,7 +23,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bertkit.analysis.expect import expect as analyse
+from bertkit.analysis.doctor import add_expected, examine
+from bertkit.analysis.expected import EXPECTED
 from bertkit.data.formats.memory import convert_table, convert_tables, write_tables
 from bertkit.data.formats.rows import SPLIT_NAMES
 from bertkit.errors import UsageError, explain_refusal
@@ -152,16 +153,16 @@ def expect(
     report: Report = ignore,
     **settings: Any,
 ) -> dict[str, Any] | None:
-    """Return what simple ways score on the training rows, and what twice as many rows would bring.
+    """Return what simple baselines score on the training rows, and what twice as many rows would bring.
 
     >>> bertkit.expect(frame, text="review", label="stars", model=["bert-base-uncased", "runs/pretrained"])
 
     Args:
         data, settings: As for `train`.
-        model: A checkpoint, or several to compare (default: the task's).
+        model: A checkpoint, or several to compare (default: the task's, if its weights are on this disk).
 
     Returns:
-        See `bertkit.analysis.expect.expect`; None where no simple way applies.
+        See `bertkit.analysis.expected.find_expected`; None where no baseline applies.
 
     Raises:
         UsageError: A keyword, the data or a checkpoint is wrong.
@@ -173,8 +174,10 @@ def expect(
         option, kept = name_data(kind, data, Path(folder))
         write_tables(kept, Path(folder) / DATA)
         given = merge(sort_settings(kind, make_plain(settings)), {"data": option})
-        recipe = Recipe.make(kind, merge(given, {"checkpoint": models[0]} if models else {}))
-        return analyse(recipe, models or [recipe.checkpoint], report)
+        if models:
+            given = merge(given, {"checkpoint": models[0]})
+        diagnosis = examine(kind, given, models[0] if models else None, report)
+        return add_expected(diagnosis, models, report).findings.get(EXPECTED)
 
 
 def load(run: str | Path) -> "Run":

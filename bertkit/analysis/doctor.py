@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bertkit.analysis.expect import EXPECTED, expect, tabulate_expected
+from bertkit.analysis.expected import EXPECTED, choose_models, find_expected, tabulate_expected
 from bertkit.analysis.label_errors import LABEL_ERRORS, describe_label_errors, predict_by_vectors
 from bertkit.data.duplicates import ROWS_A_CHECK, TRAIN_SPLIT, find_near, hash_bands, number_answers
 from bertkit.data.formats.line import TYPED_ROW, raise_errors
@@ -32,10 +32,10 @@ from bertkit.data.splits import EmptySplitError
 from bertkit.data.tokenizer import find_words, load_tokenizer
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.metrics.table import LABEL, PROBABILITY_PREFIX
-from bertkit.model.checkpoint import find_weights
 from bertkit.reports.tables import MISSING, Table, make_table
 from bertkit.system.files import atomic_open, atomic_write
 from bertkit.system.progress import Report, ignore
+from bertkit.tasks import TASKS
 from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.repeats import CheckedRows, check_rows, count_rows, tabulate_splits
 from bertkit.tasks.task import Task, shorten_text
@@ -58,12 +58,14 @@ class Diagnosis:
     Attributes:
         rows: The rows of each split, without their groups.
         findings: The content of the JSON file. Rows have the numbers of their lines.
+        train: The examples of train; None without them.
     """
 
     recipe: Recipe
     rows: Mapping[str, ExampleRows]
     checked: CheckedRows
     findings: Mapping[str, Any]
+    train: Any
 
     def add(self, **findings: Any) -> "Diagnosis":
         """Return the diagnosis with further findings."""
@@ -119,7 +121,7 @@ def examine(task: Task, given: Mapping[str, Any], model: str | None, report: Rep
     findings |= {"splits": splits, "columns": check_columns(rows), "alike_labels": list_alike(sorted(names))}
     findings["left_out"] = left_out
     findings["samples"] = list(list_samples(rows, splits))
-    return Diagnosis(recipe, rows, checked, findings)
+    return Diagnosis(recipe, rows, checked, findings, examples.get(TRAIN_SPLIT))
 
 
 def suspect_labels(diagnosis: Diagnosis, report: Report) -> Diagnosis:
@@ -131,25 +133,19 @@ def suspect_labels(diagnosis: Diagnosis, report: Report) -> Diagnosis:
     return diagnosis if found is None else diagnosis.add(**{LABEL_ERRORS: describe_label_errors(found)})
 
 
-def forecast_scores(diagnosis: Diagnosis, models: Sequence[str], report: Report) -> Diagnosis:
-    """Return the diagnosis with what simple ways score and what more rows would bring, where simple ways apply.
+def add_expected(diagnosis: Diagnosis, models: Sequence[str], report: Report) -> Diagnosis:
+    """Return the diagnosis with the scores of baselines on train and their forecast, where the task has baselines.
 
     Args:
         models: Checkpoints to compare; none: the recipe's, if its weights are on this disk.
     """
-    recipe, reasons = diagnosis.recipe, []
-    try:
-        if not models:
-            find_weights(recipe.checkpoint)
-            models = [recipe.checkpoint]
-    except UsageError as error:
-        reasons.append(f"frozen vectors in what to expect: {error}")
-    try:
-        found = expect(recipe, models, report)
-    except UsageError as error:
-        reasons, found = [f"what to expect: {error}"], None
-    told = diagnosis.add(left_out=[*diagnosis.findings["left_out"], *reasons])
-    return told if found is None else told.add(**{EXPECTED: found})
+    task, rows = TASKS[diagnosis.recipe.task], diagnosis.rows.get(TRAIN_SPLIT)
+    if rows is None or rows.labels is None or not getattr(task, "baselines", ()):
+        return diagnosis
+    chosen = choose_models(models, diagnosis.recipe.checkpoint)
+    keys, longest = diagnosis.checked.keys[TRAIN_SPLIT], diagnosis.recipe.data["max_length"]
+    found = find_expected(task, diagnosis.train, rows, keys, chosen, longest, report)
+    return diagnosis if found is None else diagnosis.add(**{EXPECTED: found})
 
 
 # --- Checks -----------------------------------------------------------------------------------------------------------

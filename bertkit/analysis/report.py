@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from bertkit.analysis.compare import drop_seed, is_run
 from bertkit.analysis.doctor import list_tables
-from bertkit.analysis.expect import EXPECTED, plot_expected
+from bertkit.analysis.expected import EXPECTED, plot_expected
 from bertkit.analysis.explanation import EXPLANATIONS, describe_words, list_parts
 from bertkit.analysis.slices import tabulate_slices
 from bertkit.data.labels import SINGLE
@@ -245,7 +245,7 @@ def describe_run(source: Source, others: Mapping[Path, Sequence[Mapping[str, Any
 
 def plot_checked(findings: Mapping[str, Any] | None) -> list[Plot]:
     """Return the plot of what to expect, if the doctor has looked for it."""
-    return [plot_expected(findings[EXPECTED])] if findings and EXPECTED in findings else []
+    return [plot_expected(findings[EXPECTED])] if findings and "curve" in findings.get(EXPECTED, {}) else []
 
 
 def keep_numbers(values: Mapping[str, Any]) -> dict[str, Any]:

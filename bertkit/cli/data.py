@@ -67,18 +67,18 @@ def doctor(
         ),
     ] = None,
 ) -> None:
-    """Check data before training: leaks, repeats, contradictory labels, lengths, unknown words; and what to expect.
+    """Check data before training: leaks, repeats, contradictory labels, lengths, unknown words; and expected scores.
 
     The splits are those that training would use. Rows are compared in lower case, with white space folded. Single texts
     with one label are also searched for label errors, if the weights of --model are on this disk, by frozen vectors in
-    seconds; --folds finds them more surely, by fine-tuning, and continues in --output where it was stopped. What to
-    expect are the scores of simple ways on the training rows, and what twice as many rows would bring.
+    seconds; --folds finds them more surely, by fine-tuning, and continues in --output where it was stopped. Scores of
+    simple baselines on the training rows, and of twice as many rows, say what to expect.
 
     $ bertkit doctor reviews.csv --text title,body --label stars
 
     $ bertkit doctor GLUE --task cola --json cola.json
 
-    $ bertkit doctor reviews.csv --model bert-base-uncased --model sentence-transformers/all-MiniLM-L6-v2
+    $ bertkit doctor reviews.csv --model bert-base-uncased --model runs/pretrained
 
     $ bertkit doctor reviews.csv --write clean.csv --drop leaks,repeats
 
@@ -91,15 +91,15 @@ def doctor(
         DROPS,
         LABEL_ERROR_DROP,
         USUAL_DROPS,
+        add_expected,
         examine,
-        forecast_scores,
         list_tables,
         plan_files,
         suspect_labels,
         tabulate_label_errors,
         write_clean,
     )
-    from bertkit.analysis.expect import EXPECTED, describe_expected, tabulate_expected
+    from bertkit.analysis.expected import EXPECTED, describe_expected, tabulate_expected
     from bertkit.analysis.label_errors import LABEL_ERRORS
     from bertkit.data.formats.rows import check_output
     from bertkit.studies.spec import define_folds, propose
@@ -140,10 +140,10 @@ def doctor(
         if folds:
             folder = output or Path("runs/doctor")
             found = fine_tune_folds(screen, diagnosis.rows["train"], written, given, folds, workers, folder)
-            diagnosis = forecast_scores(diagnosis.add(**{LABEL_ERRORS: found}), models, screen.say)
+            diagnosis = add_expected(diagnosis.add(**{LABEL_ERRORS: found}), models, screen.say)
             write_json(diagnosis.findings, folder / DOCTOR_FILE)
         else:
-            diagnosis = forecast_scores(suspect_labels(diagnosis, screen.say), models, screen.say)
+            diagnosis = add_expected(suspect_labels(diagnosis, screen.say), models, screen.say)
         if found := diagnosis.findings.get(LABEL_ERRORS):
             screen.show_table(tabulate_label_errors(found))
         if found := diagnosis.findings.get(EXPECTED):

@@ -328,21 +328,8 @@ class NerTask(FineTuningTask):
         return gather_words(best, batch["labels"] != IGNORED)
 
     def rows(self, summaries: np.ndarray, data: NerData, decided: Mapping[str, Any] | None = None) -> pa.Table:
-        """Return the right and the predicted tags in IOB2, and the counts of entities of each type.
-
-        An entity of a type that training does not have counts as well, and a span that is not whole words as missed.
-        """
-        text, predicted = get_words(data).text, decide(summaries, data)
-        columns: dict[str, Any] = {PREDICTION: pa.array(predicted, NAMES)}
-        if text.columns[0] == TEXT_COLUMN:
-            columns |= spell_spans(text, predicted)
-        if not text.is_labelled:
-            return make_rows(columns)
-        counts = count_entities(find_gold(text), [mark_words(tags, text.scheme) for tags in predicted])
-        types = [name.removeprefix("wanted_") for name in counts if name.startswith("wanted_")]
-        labels = pa.array([sentence.tags for sentence in text.sentences], NAMES)
-        scheme = WORDS if text.scheme == WORDS else None
-        return make_rows({LABEL: labels} | columns | counts, names=types, scheme=scheme)
+        """Return `tabulate_tags` of the predicted tags."""
+        return tabulate_tags(get_words(data).text, decide(summaries, data))
 
     def score(self, rows: pa.Table) -> dict[str, RowScore | float]:
         """Return precision, recall, F1 and strict F1 of entities, or accuracy and macro F1 of words, as fractions."""
@@ -449,6 +436,23 @@ def check_decided(summaries: np.ndarray) -> np.ndarray:
     """Return the summaries (S, W)."""
     check_finite(np.where(summaries == UNDECIDED, np.nan, summaries))
     return summaries
+
+
+def tabulate_tags(text: TaggedText, predicted: Sequence[Sequence[str]]) -> pa.Table:
+    """Return the right and the predicted tags in IOB2, and the counts of entities of each type.
+
+    An entity of a type that training does not have counts as well, and a span that is not whole words as missed.
+    """
+    columns: dict[str, Any] = {PREDICTION: pa.array(predicted, NAMES)}
+    if text.columns[0] == TEXT_COLUMN:
+        columns |= spell_spans(text, predicted)
+    if not text.is_labelled:
+        return make_rows(columns)
+    counts = count_entities(find_gold(text), [mark_words(tags, text.scheme) for tags in predicted])
+    types = [name.removeprefix("wanted_") for name in counts if name.startswith("wanted_")]
+    labels = pa.array([sentence.tags for sentence in text.sentences], NAMES)
+    scheme = WORDS if text.scheme == WORDS else None
+    return make_rows({LABEL: labels} | columns | counts, names=types, scheme=scheme)
 
 
 def decide(summaries: np.ndarray, data: NerData) -> list[list[str]]:
