@@ -83,7 +83,7 @@ def solve_start(task: Task, recipe: Recipe, model: nn.Module, prepared: Prepared
             report(f"unused, because the head of a frozen encoder is solved and not trained: {', '.join(unused)}")
     found = solve_first(task, recipe, model, prepared, report) if join_processes(recipe).is_main_process else None
     pooling, strength, weight, bias, share = take_first(found)
-    if is_open(recipe) and share < LEAST_EXPLAINED:
+    if share < LEAST_EXPLAINED:  # NaN where nothing was measured
         reason = f"the vectors explain {max(share, 0.0):.1%} of the loss of a constant answer"
         return start_at_random(recipe, reason, report)
     if pooling == "mean" and not model.config.mean_layer:
@@ -113,7 +113,7 @@ def start_at_random(recipe: Recipe, reason: str, report: Report) -> Recipe:
 def solve_words(
     task: Task, recipe: Recipe, model: nn.Module, prepared: Prepared, report: Report
 ) -> tuple[str, float, np.ndarray, np.ndarray, float]:
-    """Return an empty pooling, and strength, weight (L, H), bias (L,) and share of a head of words."""
+    """Return what `solve_first` does, with an empty pooling, of a head of words."""
     windows = get_words(prepared.data["train"]).merge()
     order = np.random.default_rng(0).permutation(len(windows))
     words = np.diff(windows.word_ends, prepend=0)[order].cumsum()
@@ -125,7 +125,7 @@ def solve_words(
     labels, strength, groups = model.config.num_labels, recipe.strength, prepared.groups[sentences[firsts]][rows]
     if not strength:
         _, strength = choose_head({"": vectors}, targets, labels, groups)
-    share = measure_explained(vectors, targets, labels, groups, None, strength)
+    share = measure_explained(vectors, targets, labels, groups, None, strength) if is_open(recipe) else np.nan
     report(f"the head is solved on vectors of {len(targets):,} words: C = {strength:g}")
     return "", strength, *solve(vectors, targets, strength, labels), share
 
@@ -133,7 +133,7 @@ def solve_words(
 def solve_first(
     task: Task, recipe: Recipe, model: nn.Module, prepared: Prepared, report: Report
 ) -> tuple[str, float, np.ndarray, np.ndarray, float]:
-    """Return pooling, strength, weight (L, H) and bias (L,) of the head, and its `measure_explained`."""
+    """Return pooling, strength, weight (L, H) and bias (L,) of the head, and, for an open start, `measure_explained`."""
     if "pooling" not in task.options:
         return solve_words(task, recipe, model, prepared, report)
     train, pooling = prepared.data["train"], recipe.data["pooling"]
@@ -153,7 +153,9 @@ def solve_first(
     strengths = (strength,) if strength else STRENGTHS
     if len(vectors) * len(strengths) > 1:
         pooling, strength = choose_head(vectors, targets, labels, prepared.groups[rows], weights, strengths)
-    share = measure_explained(vectors[pooling], targets, labels, prepared.groups[rows], weights, strength)
+    share = np.nan
+    if is_open(recipe):
+        share = measure_explained(vectors[pooling], targets, labels, prepared.groups[rows], weights, strength)
     report(f"the head is solved on vectors of {len(rows):,} texts: pooling {pooling}, C = {strength:g}")
     return pooling, strength, *solve(vectors[pooling], targets, strength, labels, weights), share
 
