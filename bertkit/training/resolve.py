@@ -133,7 +133,7 @@ def solve_words(
 def solve_first(
     task: Task, recipe: Recipe, model: nn.Module, prepared: Prepared, report: Report
 ) -> tuple[str, float, np.ndarray, np.ndarray, float]:
-    """Return pooling, strength, weight (L, H) and bias (L,) of the head, and, for an open start, `measure_explained`."""
+    """Return pooling, strength, weight (L, H) and bias (L,), and `measure_explained` if the start is open."""
     if "pooling" not in task.options:
         return solve_words(task, recipe, model, prepared, report)
     train, pooling = prepared.data["train"], recipe.data["pooling"]
