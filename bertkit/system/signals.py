@@ -119,7 +119,8 @@ def open_pool(number: int, method: str, begin: Callable[[], None]) -> Iterator[P
     try:
         yield pool
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)  # first: their end gives errors to what is left
         for process in set(active_children()).difference(others):
             process.kill()  # one may wait forever for a lock that a dead one held
             process.join()
+        # The pool's thread removes its semaphores, and an exit in the middle of that would leave a warning.
+        pool.shutdown(cancel_futures=True)
