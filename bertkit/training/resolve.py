@@ -15,7 +15,6 @@ the head is random.
 """
 
 import copy
-from collections.abc import Mapping, Sequence
 from math import ceil
 
 import numpy as np
@@ -35,8 +34,6 @@ from bertkit.training.recipe import ADAPTED, Recipe
 
 LEAST_EPOCHS, MOST_EPOCHS = 3, 20
 RATE_TIMES_HIDDEN = 0.03
-COMPARED = 0.2  # share of the log whose losses are compared with as many before
-LEAST_LOSS = 0.25  # of the loss at the start: below it the rows are learned
 LEAST_EXPLAINED = 0.05  # of a constant answer's loss, by a solved head: 0.01 on CoLA, 0.1 on 50 rows of SST-2
 MOST_SOLVED, MOST_SOLVED_WORDS = 20_000, 50_000  # texts and words that a head is solved on
 UNUSED = ("batch_size", "patience", *ADAPTED, "max_steps", "warmup_steps")  # keys of a training by gradients
@@ -158,22 +155,3 @@ def solve_first(
         share = measure_explained(vectors[pooling], targets, labels, prepared.groups[rows], weights, strength)
     report(f"the head is solved on vectors of {len(rows):,} texts: pooling {pooling}, C = {strength:g}")
     return pooling, strength, *solve(vectors[pooling], targets, strength, labels, weights), share
-
-
-def is_learned(log: Sequence[Mapping[str, float]]) -> bool:
-    """Return whether the training loss at the end was a small part of that at the start."""
-    losses = [entry["loss"] for entry in log if "loss" in entry]
-    part = int(COMPARED * len(losses))
-    return part >= 2 and bool(np.mean(losses[-part:]) < LEAST_LOSS * np.mean(losses[:part]))
-
-
-def is_falling(log: Sequence[Mapping[str, float]]) -> bool:
-    """Return whether the training loss was still falling at the end, by Welch's test at 1 %."""
-    from scipy.stats import ttest_ind  # takes a second
-
-    losses = [entry["loss"] for entry in log if "loss" in entry]
-    part = int(COMPARED * len(losses))
-    if part < 2 or is_learned(log):
-        return False
-    before, last = losses[-2 * part : -part], losses[-part:]
-    return bool(ttest_ind(before, last, alternative="greater", equal_var=False).pvalue < 0.01)
