@@ -17,6 +17,7 @@ from typing import Any
 STOPS = (signal.SIGTERM, signal.SIGINT)
 SAME_SIGNAL = 1.0  # seconds after the first signal in which others count as the same
 LOOK_AT_PARENT = 0.05  # seconds between two looks of a helper process at its parent
+MOMENT = 0.2  # seconds in which the thread of a pool sees that it shall end
 
 
 class Interrupted(Exception):
@@ -119,7 +120,11 @@ def open_pool(number: int, method: str, begin: Callable[[], None]) -> Iterator[P
     try:
         yield pool
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)  # first: their end gives errors to what is left
+        # The pool's thread also removes its semaphores: an exit in the middle of that would leave a warning.
+        ending = Thread(target=pool.shutdown, kwargs={"cancel_futures": True}, daemon=True)
+        ending.start()
+        ending.join(MOMENT)  # killed earlier, the processes would leave errors to what has not begun
         for process in set(active_children()).difference(others):
             process.kill()  # one may wait forever for a lock that a dead one held
             process.join()
+        ending.join()

@@ -34,6 +34,8 @@ from bertkit.training.run_dir import (
 from bertkit.training.trainer import BertTrainer
 
 MEASURED = 4096  # sequences of a split whose lengths are recorded
+COMPARED = 0.2  # share of the log whose losses are compared with as many before
+LEAST_LOSS = 0.25  # of the loss at the start: below it the rows are learned
 
 
 def write_results(
@@ -151,3 +153,22 @@ def save_best(recipe: Recipe, trainer: BertTrainer, best: Mapping[str, float], t
     save_recipe(recipe.to_dict(), temporary / RECIPE_FILE)  # predictions need the lengths
     shutil.rmtree(output / BEST, ignore_errors=True)
     temporary.rename(output / BEST)
+
+
+def is_learned(log: Sequence[Mapping[str, float]]) -> bool:
+    """Return whether the training loss at the end was a small part of that at the start."""
+    losses = [entry["loss"] for entry in log if "loss" in entry]
+    part = int(COMPARED * len(losses))
+    return part >= 2 and bool(np.mean(losses[-part:]) < LEAST_LOSS * np.mean(losses[:part]))
+
+
+def is_falling(log: Sequence[Mapping[str, float]]) -> bool:
+    """Return whether the training loss was still falling at the end, by Welch's test at 1 %."""
+    from scipy.stats import ttest_ind  # takes a second
+
+    losses = [entry["loss"] for entry in log if "loss" in entry]
+    part = int(COMPARED * len(losses))
+    if part < 2 or is_learned(log):
+        return False
+    before, last = losses[-2 * part : -part], losses[-part:]
+    return bool(ttest_ind(before, last, alternative="greater", equal_var=False).pvalue < 0.01)

@@ -15,7 +15,6 @@ the head is random.
 """
 
 import copy
-from collections.abc import Mapping, Sequence
 from math import ceil
 
 import numpy as np
@@ -35,8 +34,6 @@ from bertkit.training.recipe import ADAPTED, Recipe
 
 LEAST_EPOCHS, MOST_EPOCHS = 3, 20
 RATE_TIMES_HIDDEN = 0.03
-COMPARED = 0.2  # share of the log whose losses are compared with as many before
-LEAST_LOSS = 0.25  # of the loss at the start: below it the rows are learned
 LEAST_EXPLAINED = 0.05  # of a constant answer's loss, by a solved head: 0.01 on CoLA, 0.1 on 50 rows of SST-2
 MOST_SOLVED, MOST_SOLVED_WORDS = 20_000, 50_000  # texts and words that a head is solved on
 UNUSED = ("batch_size", "patience", *ADAPTED, "max_steps", "warmup_steps")  # keys of a training by gradients
@@ -83,7 +80,7 @@ def solve_start(task: Task, recipe: Recipe, model: nn.Module, prepared: Prepared
             report(f"unused, because the head of a frozen encoder is solved and not trained: {', '.join(unused)}")
     found = solve_first(task, recipe, model, prepared, report) if join_processes(recipe).is_main_process else None
     pooling, strength, weight, bias, share = take_first(found)
-    if is_open(recipe) and share < LEAST_EXPLAINED:
+    if share < LEAST_EXPLAINED:  # NaN where nothing was measured
         reason = f"the vectors explain {max(share, 0.0):.1%} of the loss of a constant answer"
         return start_at_random(recipe, reason, report)
     if pooling == "mean" and not model.config.mean_layer:
@@ -113,7 +110,7 @@ def start_at_random(recipe: Recipe, reason: str, report: Report) -> Recipe:
 def solve_words(
     task: Task, recipe: Recipe, model: nn.Module, prepared: Prepared, report: Report
 ) -> tuple[str, float, np.ndarray, np.ndarray, float]:
-    """Return an empty pooling, and strength, weight (L, H), bias (L,) and share of a head of words."""
+    """Return what `solve_first` does, with an empty pooling, of a head of words."""
     windows = get_words(prepared.data["train"]).merge()
     order = np.random.default_rng(0).permutation(len(windows))
     words = np.diff(windows.word_ends, prepend=0)[order].cumsum()
@@ -125,7 +122,7 @@ def solve_words(
     labels, strength, groups = model.config.num_labels, recipe.strength, prepared.groups[sentences[firsts]][rows]
     if not strength:
         _, strength = choose_head({"": vectors}, targets, labels, groups)
-    share = measure_explained(vectors, targets, labels, groups, None, strength)
+    share = measure_explained(vectors, targets, labels, groups, None, strength) if is_open(recipe) else np.nan
     report(f"the head is solved on vectors of {len(targets):,} words: C = {strength:g}")
     return "", strength, *solve(vectors, targets, strength, labels), share
 
@@ -133,7 +130,7 @@ def solve_words(
 def solve_first(
     task: Task, recipe: Recipe, model: nn.Module, prepared: Prepared, report: Report
 ) -> tuple[str, float, np.ndarray, np.ndarray, float]:
-    """Return pooling, strength, weight (L, H) and bias (L,) of the head, and its `measure_explained`."""
+    """Return pooling, strength, weight (L, H) and bias (L,), and `measure_explained` if the start is open."""
     if "pooling" not in task.options:
         return solve_words(task, recipe, model, prepared, report)
     train, pooling = prepared.data["train"], recipe.data["pooling"]
@@ -153,25 +150,8 @@ def solve_first(
     strengths = (strength,) if strength else STRENGTHS
     if len(vectors) * len(strengths) > 1:
         pooling, strength = choose_head(vectors, targets, labels, prepared.groups[rows], weights, strengths)
-    share = measure_explained(vectors[pooling], targets, labels, prepared.groups[rows], weights, strength)
+    share = np.nan
+    if is_open(recipe):
+        share = measure_explained(vectors[pooling], targets, labels, prepared.groups[rows], weights, strength)
     report(f"the head is solved on vectors of {len(rows):,} texts: pooling {pooling}, C = {strength:g}")
     return pooling, strength, *solve(vectors[pooling], targets, strength, labels, weights), share
-
-
-def is_learned(log: Sequence[Mapping[str, float]]) -> bool:
-    """Return whether the training loss at the end was a small part of that at the start."""
-    losses = [entry["loss"] for entry in log if "loss" in entry]
-    part = int(COMPARED * len(losses))
-    return part >= 2 and bool(np.mean(losses[-part:]) < LEAST_LOSS * np.mean(losses[:part]))
-
-
-def is_falling(log: Sequence[Mapping[str, float]]) -> bool:
-    """Return whether the training loss was still falling at the end, by Welch's test at 1 %."""
-    from scipy.stats import ttest_ind  # takes a second
-
-    losses = [entry["loss"] for entry in log if "loss" in entry]
-    part = int(COMPARED * len(losses))
-    if part < 2 or is_learned(log):
-        return False
-    before, last = losses[-2 * part : -part], losses[-part:]
-    return bool(ttest_ind(before, last, alternative="greater", equal_var=False).pvalue < 0.01)

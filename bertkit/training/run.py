@@ -53,11 +53,11 @@ from bertkit.training.arguments import make_arguments
 from bertkit.training.baselines import Baseline, fit_baselines, score_baselines
 from bertkit.training.callbacks import PredictionProgress, Progress, StopAfter, StopOnSignal
 from bertkit.training.network import explain_missing_head, name_head
-from bertkit.training.outputs import find_better, save_best, write_results
+from bertkit.training.outputs import find_better, is_falling, is_learned, save_best, write_results
 from bertkit.training.prepare import Prepared, prepare
 from bertkit.training.processes import explain_lost_process, join_processes
 from bertkit.training.recipe import Recipe, load_recipe, save_recipe
-from bertkit.training.resolve import MOST_SOLVED, is_falling, is_learned, settle, solve_start
+from bertkit.training.resolve import MOST_SOLVED, settle, solve_start
 from bertkit.training.run_dir import (
     BEST,
     CALIBRATION_FILE,

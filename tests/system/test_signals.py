@@ -2,12 +2,14 @@
 
 import os
 import signal
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from bertkit.system import signals
-from bertkit.system.signals import STOPS, note_signals
+from bertkit.system.signals import STOPS, leave_signals_to_parent, note_signals, open_pool
 
 
 @pytest.fixture(autouse=True)
@@ -51,3 +53,12 @@ def test_in_another_thread_nothing_is_caught_and_nothing_fails():
 
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(enter).result() is signal.default_int_handler
+
+
+def test_a_pool_leaves_neither_processes_nor_threads_even_at_work():
+    """An exit beside a thread that removes the pool's semaphores would leave a warning of a leak."""
+    before = set(threading.enumerate())
+    with open_pool(2, "spawn", leave_signals_to_parent) as pool:
+        futures = [pool.submit(time.sleep, 60) for _ in range(5)]
+    assert set(threading.enumerate()) == before
+    assert all(future.done() for future in futures)

@@ -13,7 +13,7 @@ from bertkit.metrics.intervals import find_interval
 from bertkit.metrics.rows import measure_mean, take_values
 from bertkit.metrics.table import make_rows
 from bertkit.tasks import TASKS
-from bertkit.training.outputs import summarize_results
+from bertkit.training.outputs import is_falling, is_learned, summarize_results
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import read_log
@@ -84,3 +84,15 @@ def test_a_line_says_which_intervals_are_bounded(monkeypatch, most):
         "fewer than 2,000 samples, or no interval, for test_roc_auc, test_average_precision: 6 rows "
     )
     assert ("test_roc_auc_low" in found) == (most > 1)
+
+
+@pytest.mark.parametrize(
+    ("end", "slope", "expected"),
+    [(0.02, 0.0, (True, False)), (0.6, 0.0, (False, False)), (0.4, 0.01, (False, True))],
+)
+def test_what_the_losses_of_a_training_tell(end, slope, expected):
+    """A loss that has become a small part of its start is learned, whether or not it still falls."""
+    losses = [0.7] * 20 + [end + slope * (30 - step) + 0.001 * (step % 3) for step in range(30)]
+    log = [{"loss": loss} for loss in losses] + [{"eval_accuracy": 0.5}]
+    assert (is_learned(log), is_falling(log)) == expected
+    assert not is_learned(log[:4])

@@ -4,7 +4,7 @@ import pytest
 
 from bertkit.tasks import TASKS
 from bertkit.training.recipe import ADAPTED, Recipe, load_recipe, save_recipe
-from bertkit.training.resolve import is_falling, is_learned, settle
+from bertkit.training.resolve import settle
 from bertkit.training.run import run
 from tests.official import write_checkpoint, write_glue, write_reviews
 from tests.world import assert_same_bits, read_weights
@@ -90,15 +90,3 @@ def test_a_training_before_is_settled_by_its_own_rows(tmp_path):
     found = {"optim": "adamw_torch", "num_train_epochs": 20.0}
     earlier = TASKS["squad1"].pretrain_on(recipe.override(train=found, settled=list(found)).reopen())
     assert earlier.train == recipe.train
-
-
-@pytest.mark.parametrize(
-    ("end", "slope", "expected"),
-    [(0.02, 0.0, (True, False)), (0.6, 0.0, (False, False)), (0.4, 0.01, (False, True))],
-)
-def test_what_the_losses_of_a_training_tell(end, slope, expected):
-    """A loss that has become a small part of its start is learned, whether or not it still falls."""
-    losses = [0.7] * 20 + [end + slope * (30 - step) + 0.001 * (step % 3) for step in range(30)]
-    log = [{"loss": loss} for loss in losses] + [{"eval_accuracy": 0.5}]
-    assert (is_learned(log), is_falling(log)) == expected
-    assert not is_learned(log[:4])
