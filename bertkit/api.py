@@ -23,8 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bertkit.analysis.doctor import add_expected, examine
-from bertkit.analysis.expected import EXPECTED
+from bertkit.analysis.doctor import examine, expect_scores
 from bertkit.data.formats.memory import convert_table, convert_tables, write_tables
 from bertkit.data.formats.rows import SPLIT_NAMES
 from bertkit.errors import UsageError, explain_refusal
@@ -177,7 +176,7 @@ def expect(
         if models:
             given = merge(given, {"checkpoint": models[0]})
         diagnosis = examine(kind, given, models[0] if models else None, report)
-        return add_expected(diagnosis, models, report).findings.get(EXPECTED)
+        return expect_scores(diagnosis, models, report)
 
 
 def load(run: str | Path) -> "Run":

@@ -133,18 +133,26 @@ def suspect_labels(diagnosis: Diagnosis, report: Report) -> Diagnosis:
     return diagnosis if found is None else diagnosis.add(**{LABEL_ERRORS: describe_label_errors(found)})
 
 
-def add_expected(diagnosis: Diagnosis, models: Sequence[str], report: Report) -> Diagnosis:
-    """Return the diagnosis with the scores of baselines on train and their forecast, where the task has baselines.
+def expect_scores(diagnosis: Diagnosis, models: Sequence[str], report: Report) -> dict[str, Any] | None:
+    """Return the scores of baselines on train and their forecast; None where the task has no baselines.
 
     Args:
         models: Checkpoints to compare; none: the recipe's, if its weights are on this disk.
     """
     task, rows = TASKS[diagnosis.recipe.task], diagnosis.rows.get(TRAIN_SPLIT)
     if rows is None or rows.labels is None or not getattr(task, "baselines", ()):
-        return diagnosis
+        return None
     chosen = choose_models(models, diagnosis.recipe.checkpoint)
     keys, longest = diagnosis.checked.keys[TRAIN_SPLIT], diagnosis.recipe.data["max_length"]
-    found = find_expected(task, diagnosis.train, rows, keys, chosen, longest, report)
+    return find_expected(task, diagnosis.train, rows, keys, chosen, longest, report)
+
+
+def add_expected(diagnosis: Diagnosis, models: Sequence[str], report: Report) -> Diagnosis:
+    """Return the diagnosis with `expect_scores`, or with the reason why there are none."""
+    try:
+        found = expect_scores(diagnosis, models, report)
+    except UsageError as error:
+        return diagnosis.add(left_out=[*diagnosis.findings["left_out"], f"expected scores: {error}"])
     return diagnosis if found is None else diagnosis.add(**{EXPECTED: found})
 
 

@@ -32,7 +32,7 @@ from bertkit.reports.tables import Table, find_row, make_table
 from bertkit.system.progress import Report
 from bertkit.tasks import TASKS
 from bertkit.tasks.examples import ExampleRows
-from bertkit.tasks.frozen import choose_head, divide_rows, encode, load_encoder, run_encoder
+from bertkit.tasks.frozen import Fold, choose_head, divide_rows, encode, load_encoder, run_encoder
 from bertkit.tasks.ner import TaggedExamples, tabulate_tags
 from bertkit.tasks.task import Task
 from bertkit.tasks.text import TextExamples
@@ -51,20 +51,15 @@ NORMAL = 1.96  # standard errors of a 95 % interval
 HARDLY = 1.0  # points that are not worth more rows
 
 Fit = Callable[[np.ndarray, np.ndarray], Sequence[Any]]  # numbers of fitted and of asked rows -> answers to the latter
-Fold = tuple[np.ndarray, np.ndarray]  # the numbers of the fitted and of the asked rows
 
 
 @dataclass(frozen=True)
-class Baseline:
-    """A simple way to answer.
-
-    Attributes:
-        facts: `model`, `parameters`, `tokens_per_second` and `truncated` (texts) of a checkpoint.
-    """
+class SimpleModel:
+    """A baseline whose score is measured."""
 
     name: str
     fit: Fit
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)  # on a checkpoint; see `find_expected`
 
 
 class TextRows:
@@ -88,10 +83,10 @@ class TextRows:
         """Return the score of a constant answer."""
         return self.task.score_nothing(self.examples, self.examples)[self.task.metric]
 
-    def list_baselines(self, models: Sequence[str], longest: int, report: Report) -> list[Baseline]:
+    def list_baselines(self, models: Sequence[str], longest: int, report: Report) -> list[SimpleModel]:
         """Return TF-IDF of words or of characters, and the frozen vectors of each checkpoint."""
         terms = {unit: rotate(vectorize_texts(self.texts, self.texts[:1], unit)[0]) for unit in TERM_LISTS}
-        found = [Baseline("TF-IDF", self.fit_head(terms))]
+        found = [SimpleModel("TF-IDF", self.fit_head(terms))]
         for model in models:
             report(f"reading {len(self.texts):,} rows by {model}")
             tokenizer = load_tokenizer(model)
@@ -101,11 +96,11 @@ class TextRows:
             facts = {"model": model, "parameters": encoder.num_parameters()}
             facts["tokens_per_second"] = time_reading(encoder, whole)
             facts["truncated"] = count_truncated(tokenizer, self.texts, most)
-            found.append(Baseline("frozen vectors", self.fit_head({"": encode(encoder, whole, report)}), facts))
+            found.append(SimpleModel("frozen vectors", self.fit_head({"": encode(encoder, whole, report)}), facts))
             if len(self.texts[0]) == 2:
                 sides = [encode_inputs(side, None, tokenizer, most) for side in zip(*self.texts, strict=True)]
                 vectors = compare_sides(*(encode(encoder, side, report) for side in sides))
-                found.append(Baseline("vectors of both texts", self.fit_head({"": vectors}), facts))
+                found.append(SimpleModel("vectors of both texts", self.fit_head({"": vectors}), facts))
         return found
 
     def fit_head(self, candidates: Mapping[str, np.ndarray]) -> Fit:
@@ -137,9 +132,9 @@ class WordRows:
         usual = [[str(names[counts.argmax()])] * len(sentence.words) for sentence in self.sentences]
         return take_values(self.score(usual, np.arange(len(usual))))[self.task.metric]
 
-    def list_baselines(self, models: Sequence[str], longest: int, report: Report) -> list[Baseline]:
+    def list_baselines(self, models: Sequence[str], longest: int, report: Report) -> list[SimpleModel]:
         """Return a linear head on words and their neighbours."""
-        return [Baseline("words", self.fit)]
+        return [SimpleModel("words", self.fit)]
 
     def fit(self, fitted: np.ndarray, asked: np.ndarray) -> list[list[str]]:
         """Return the tags of the asked sentences."""
@@ -168,8 +163,9 @@ def find_expected(
 
     Returns:
         `rows` (how many were read) `of` all, the `metric`, `baselines` (each with its `score`, the interval `low` to
-        `high` and the facts of its checkpoint), and the `curve` of the best one: `sizes`, `scores` and `forecast`; no
-        curve below LEAST_FORECAST rows or with a group of a tenth of the rows.
+        `high` and of a checkpoint `model`, `parameters`, `tokens_per_second` and `truncated` texts), and the `curve` of
+        the best one: `sizes`, `scores` and `forecast`; no curve below LEAST_FORECAST rows or with a group of a tenth of
+        the rows.
     """
     numbers = choose_rows(keys, MOST_READ)
     data = {TextExamples: TextRows, TaggedExamples: WordRows}[type(examples)](

@@ -81,7 +81,7 @@ def test_words_have_a_curve_too(root):
 
 
 def test_a_known_curve_is_prolonged():
-    """Of 0.9 - 2 / sqrt(n) twice as many rows are known."""
+    """Twice as many rows of 0.9 - 2 / sqrt(n) are known."""
     sizes, rng = [100, 200, 400, 800], np.random.default_rng(0)
     truth = 0.9 - 2 * np.array([*sizes, 1000, 2000.0]) ** -0.5
     found = forecast(sizes, truth[:4, None] + rng.normal(0, 0.002, (4, 10)), truth[3], 0.005, 1000)
