@@ -1,0 +1,118 @@
+"""Check the doctor's expected scores on real data: `python -m tests.defaults.expected DATA MODEL [OUT | --forecasts]`.
+
+With OUT, the folder of the runs of `tests.defaults`, it prints what the doctor expects of each table, beside the score
+on dev that `auto` reached from the same rows. With `--forecasts` it counts how often the interval of the forecast has
+the score that the same baseline reaches with twice the rows, on 1,000 others. It prints Markdown.
+"""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+from bertkit.analysis import expected
+from bertkit.analysis.doctor import Diagnosis, examine, expect_scores
+from bertkit.system.progress import ignore
+from bertkit.tasks import TASKS
+from bertkit.tasks.ner import TaggedExamples
+from bertkit.training.run_dir import METRICS_FILE, read_metrics
+from tests.defaults.plan import PLAN, READERS, Rows, draw, name_run, write_rows
+
+TABLES = ((300, 1), (1000, 1))  # rows and seed of the tables that are shown
+FORECASTS, SUBSETS, OTHERS = (("SST-2", 200), ("SST-2", 500), ("topics", 200), ("topics", 500)), 20, 1000
+FIRST_SEED = 100
+MAX_LENGTH = 128
+
+
+def look(data: str, rows: Rows, model: str, folder: Path) -> Diagnosis:
+    """Examine rows as a training split."""
+    (name, *_), texts, _, _ = READERS[data]
+    write_rows(rows, folder / "train")
+    write_rows(rows[:50], folder / "dev")
+    columns = {"text": list(texts)} if texts else {}
+    return examine(TASKS[name], {"checkpoint": model, "data": {"dir": str(folder), **columns}}, None, ignore)
+
+
+def expect(data: str, rows: Rows, model: str) -> Mapping[str, Any]:
+    """Return what the doctor expects of rows."""
+    with TemporaryDirectory() as folder:
+        found = expect_scores(look(data, rows, model, Path(folder)), [model], ignore)
+    assert found is not None
+    return found
+
+
+def score_twice(data: str, rows: Rows, model: str, name: str) -> float:
+    """Return the score of a baseline that is fitted to all but the last OTHERS rows, on these."""
+    count, choose = len(rows) - OTHERS, expected.choose_head
+
+    def choose_by_fitted(vectors: Any, targets: np.ndarray, labels: int, groups: np.ndarray) -> tuple[str, float]:
+        fitted = {unit: matrix[:count] for unit, matrix in vectors.items()}
+        return choose(fitted, targets[:count], labels, groups[:count])
+
+    with TemporaryDirectory() as folder, patch.object(expected, "choose_head", choose_by_fitted):
+        diagnosis = look(data, rows, model, Path(folder))
+        groups = np.asarray(diagnosis.rows["train"].groups)
+        kind = expected.WordRows if isinstance(diagnosis.train, TaggedExamples) else expected.TextRows
+        whole = kind(TASKS[diagnosis.recipe.task], diagnosis.train, groups)
+        (own,) = [one for one in whole.list_baselines([model], MAX_LENGTH, ignore) if one.name == name]
+    asked = np.arange(count, len(rows))
+    asked = asked[~np.isin(groups[asked], groups[:count])]
+    return expected.get_value(expected.measure(whole, [(np.arange(count), asked)], own.fit)[1])
+
+
+def check_forecasts(root: Path, model: str) -> None:
+    """Print how often the forecasts were right."""
+    print("| data | rows | true score within the interval | mean width | mean gain, forecast and true |")
+    print("|---|---|---|---|---|", flush=True)
+    for data, count in FORECASTS:
+        train, _ = READERS[data][3](root / READERS[data][2])
+        inside, widths, gains = 0, [], []
+        for seed in range(FIRST_SEED, FIRST_SEED + SUBSETS):
+            rows = draw(train, 2 * count + OTHERS, seed)
+            found = expect(data, rows[:count], model)
+            ahead, name = found["curve"]["forecast"], found["curve"]["name"]
+            (now,) = [one["score"] for one in found["baselines"] if one["name"] == name]
+            true = score_twice(data, rows, model, name)
+            inside += ahead["low"] <= true <= ahead["high"]
+            widths.append(ahead["high"] - ahead["low"])
+            gains.append((ahead["gain"], true - now))
+        forecast, real = 100 * np.mean(gains, axis=0)
+        width = 100 * np.mean(widths)
+        print(f"| {data} | {count} | {inside} of {SUBSETS} | {width:.1f} | {forecast:+.1f}, {real:+.1f} |", flush=True)
+
+
+def show_tables(root: Path, model: str, out: Path) -> None:
+    """Print what the doctor expects, beside the score of `auto`."""
+    print("| data | rows | constant | TF-IDF or words | frozen vectors | both texts | twice the rows | auto on dev |")
+    print("|---|---|---|---|---|---|---|---|", flush=True)
+    for data, sizes in PLAN.items():
+        train, _ = READERS[data][3](root / READERS[data][2])
+        for count, seed in TABLES:
+            if count not in sizes:
+                continue
+            found = expect(data, draw(train, count, seed), model)
+            named = {one["name"]: one for one in found["baselines"]}
+            cells = [f"{100 * named['constant answer']['score']:.1f}"]
+            for names in (("TF-IDF", "words"), ("frozen vectors",), ("vectors of both texts",)):
+                cells += [next((show(named[name]) for name in names if name in named), "")]
+            cells.append(show(found["curve"]["forecast"]) if "curve" in found else "")
+            file = out / name_run(data, count, seed, "auto") / METRICS_FILE
+            cells.append(f"{100 * read_metrics(file)['score']:.1f}" if file.exists() else "")
+            print(f"| {data} | {count:,} | {' | '.join(cells)} |", flush=True)
+
+
+def show(found: Mapping[str, float]) -> str:
+    """Return a score with its interval, in percent."""
+    limits = f" ({100 * found['low']:.1f} to {100 * found['high']:.1f})" if "low" in found else ""
+    return f"{100 * found['score']:.1f}{limits}"
+
+
+if __name__ == "__main__":
+    if sys.argv[3] == "--forecasts":
+        check_forecasts(Path(sys.argv[1]), sys.argv[2])
+    else:
+        show_tables(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
