@@ -18,15 +18,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from bertkit.data.labels import REGRESSION
 from bertkit.errors import UsageError
 from bertkit.metrics import intervals
 from bertkit.metrics.intervals import LEVEL, POWER, Contrast
 from bertkit.metrics.rows import RowScore
-from bertkit.metrics.table import LABEL, add_facts, find_kind, list_names, read_facts
+from bertkit.metrics.table import LABEL, add_facts, list_names, read_facts
 from bertkit.reports.tables import Table, count, find_row, make_table
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
+from bertkit.tasks.kinds import find_kind
 from bertkit.tasks.task import Task, shorten_text
 from bertkit.tasks.text import CLASSIFICATION
 from bertkit.training.predictions import GROUP, KEY, TABLE_SUFFIX, read_table, spell_answers
@@ -187,7 +187,7 @@ def match(group: Sequence[Method]) -> Iterator[tuple[Method, Method, Contrast, i
 
 def unite_names(tables: Sequence[pa.Table]) -> list[str]:
     """Return the classes as the runs know them, or of all tables without a run; none for numbers, answers and tags."""
-    if any(find_kind(rows) == REGRESSION or set(COUNT_COLUMNS) & set(rows.column_names) for rows in tables):
+    if any(not find_kind(rows).has_names or set(COUNT_COLUMNS) & set(rows.column_names) for rows in tables):
         return []
     runs = [rows for rows in tables if "task" in read_facts(rows)]
     return list(dict.fromkeys(name for rows in runs or tables for name in list_names(rows)))

@@ -17,7 +17,6 @@ import numpy as np
 import pyarrow as pa
 
 from bertkit.data.duplicates import TRAIN_SPLIT
-from bertkit.data.labels import SEVERAL, SINGLE
 from bertkit.data.sequences import encode_inputs
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
@@ -25,10 +24,7 @@ from bertkit.metrics.table import (
     LABEL,
     PROBABILITY_PREFIX,
     add_facts,
-    find_kind,
     list_names,
-    mark_names,
-    number_names,
     read_facts,
     read_probabilities,
 )
@@ -40,7 +36,7 @@ from bertkit.studies.spec import define_folds
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.frozen import encode, load_encoder, solve
-from bertkit.tasks.result import tabulate_logits
+from bertkit.tasks.kinds import SINGLE_LABEL, find_kind
 from bertkit.training.predictions import ROW_NUMBER, TABLE_SUFFIX, read_table
 from bertkit.training.prepare import choose_rows
 from bertkit.training.recipe import Recipe, RecipePart
@@ -96,8 +92,8 @@ def describe_label_errors(rows: pa.Table) -> dict[str, Any]:
         label, their probabilities as `score` and `suggested_score`, and all `probabilities`.
     """
     facts, names, labels = read_facts(rows), list_names(rows), rows.column(LABEL).to_pylist()
-    probabilities, is_several = read_probabilities(rows, names), find_kind(rows) == SEVERAL
-    codes = mark_names(labels, names) if is_several else number_names(labels, names)
+    probabilities, codes = read_probabilities(rows, names), find_kind(rows).number(labels, names)
+    is_several = codes.ndim == 2
     found, scores, suggestions = find_label_errors(probabilities, codes)
     others = [name for name in rows.column_names if name != LABEL and not name.startswith(PROBABILITY_PREFIX)]
     texts = rows.select(facts.get("texts", others)).take(pa.array(found, pa.int64())).to_pylist()
@@ -163,7 +159,7 @@ def predict_by_vectors(
     for fitted, held in StratifiedGroupKFold(FROZEN_FOLDS).split(vectors, targets, hashes[kept]):
         weight, bias = solve(vectors[fitted], targets[fitted], FROZEN_STRENGTH, len(names))
         logits[held] = vectors[held] @ weight.T + bias
-    found = tabulate_logits(logits, targets, names.tolist(), SINGLE)
+    found = SINGLE_LABEL.tabulate(logits, targets, names.tolist())
     found = found.append_column(ROW_NUMBER, pa.array(lines[kept])).append_column("text", pa.array(texts))
     return add_facts(found, texts=["text"], by=by)
 

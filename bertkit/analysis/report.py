@@ -24,7 +24,6 @@ from bertkit.analysis.doctor import list_tables
 from bertkit.analysis.expected import EXPECTED, plot_expected
 from bertkit.analysis.explanation import EXPLANATIONS, describe_words, list_parts
 from bertkit.analysis.slices import tabulate_slices
-from bertkit.data.labels import SINGLE
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.metrics.calibration import bin_probabilities, measure_calibration
 from bertkit.metrics.intervals import find_share_interval
@@ -33,8 +32,6 @@ from bertkit.metrics.rows import take_values
 from bertkit.metrics.table import (
     LABEL,
     PREDICTION,
-    find_kind,
-    mark_names,
     number_names,
     read_facts,
     read_probabilities,
@@ -60,6 +57,7 @@ from bertkit.studies.spec import STUDY_FILE
 from bertkit.system.files import atomic_write
 from bertkit.system.progress import Report, describe_duration, ignore
 from bertkit.tasks import TASKS
+from bertkit.tasks.kinds import find_kind
 from bertkit.training.model_card import describe_machine
 from bertkit.training.predictions import TABLE_SUFFIX, read_table, show_mistakes
 from bertkit.training.recipe import read_recipe
@@ -343,9 +341,10 @@ def draw_figures(rows: pa.Table, split: str) -> list[Plot | Table]:
         return list(filter(None, found))
     if (probabilities := read_probabilities(rows, names)) is None:
         return []
-    if find_kind(rows) != SINGLE:
-        return [plot_reliability(probabilities, mark_names(rows.column(LABEL).to_pylist(), names), split)]
-    answers, labels = (number_names(rows.column(name).to_pylist(), names) for name in (PREDICTION, LABEL))
+    kind = find_kind(rows)
+    answers, labels = (kind.number(rows.column(name).to_pylist(), names) for name in (PREDICTION, LABEL))
+    if kind.has_several:
+        return [plot_reliability(probabilities, labels, split)]
     return [tabulate_confusion(answers, labels, names, split), plot_reliability(probabilities, labels, split)]
 
 

@@ -15,13 +15,13 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from bertkit.data.labels import REGRESSION
 from bertkit.metrics.intervals import Interval, find_interval
 from bertkit.metrics.ner import score_entities
 from bertkit.metrics.rows import RowScore, measure_mean, measure_numbers
 from bertkit.metrics.squad import measure_questions
-from bertkit.metrics.table import LABEL, PREDICTION, find_kind, read_facts, read_numbers
+from bertkit.metrics.table import LABEL, PREDICTION, read_facts, read_numbers
 from bertkit.reports.tables import MISSING, ScoreRow, Table, make_table
+from bertkit.tasks.kinds import find_kind
 from bertkit.tasks.task import shorten_text
 from bertkit.training.predictions import GROUP, TOKEN_COUNT, UNKNOWN_COUNT, find_wrong, spell_answers
 
@@ -63,7 +63,7 @@ def choose_score(row: ScoreRow, rows: pa.Table) -> tuple[ScoreRow, RowScore]:
         return ScoreRow("accuracy", "accuracy", unit="fraction") if "accuracy" in scores else row, scores["f1"]
     if "f1" in rows.column_names:  # answers to questions
         return row, measure_questions(*(read_numbers(rows, name) for name in ("em", "f1")))["f1"]
-    if find_kind(rows) == REGRESSION:
+    if not find_kind(rows).has_names:
         return ScoreRow("RMSE", "rmse"), measure_numbers(*(read_numbers(rows, x) for x in (PREDICTION, LABEL)))["rmse"]
     row = row if row.key == "accuracy" else ScoreRow("right rows", "right", unit="fraction")
     return row, measure_mean(~find_wrong(rows)[0])
@@ -80,7 +80,7 @@ def list_slices(rows: pa.Table) -> Iterator[tuple[str, np.ndarray]]:
     columns = {name: rows.column(name).to_pylist() for name in read_facts(rows).get("inputs", [])}
     if "f1" in rows.column_names:
         columns["has an answer"] = ["yes" if answers else "no" for answers in rows.column(LABEL).to_pylist()]
-    elif find_kind(rows) != REGRESSION and "strict_found" not in rows.column_names:
+    elif find_kind(rows).has_names and "strict_found" not in rows.column_names:
         columns[LABEL] = spell_answers(rows, LABEL)
     for name, values in columns.items():
         cells, kinds = np.asarray(values, object), sorted(set(values))

@@ -17,16 +17,16 @@ import pyarrow as pa
 import torch
 
 from bertkit.data.duplicates import TRAIN_SPLIT
-from bertkit.data.labels import LABEL_NAMES, REGRESSION, SEVERAL, fit_separator
+from bertkit.data.labels import LABEL_NAMES, fit_separator
 from bertkit.data.sequences import IGNORED, batch_by_length
 from bertkit.data.splits import DROP, UNLABELLED
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.inference.predictor import Predictor, find_export
 from bertkit.metrics.calibration import temper
-from bertkit.metrics.classification import FIXED_THRESHOLD, score_table
+from bertkit.metrics.classification import FIXED_THRESHOLD
 from bertkit.metrics.ner import score_types
 from bertkit.metrics.rows import take_values
-from bertkit.metrics.table import LABEL, NAMES, PREDICTION, find_decided, find_kind, make_rows
+from bertkit.metrics.table import LABEL, PREDICTION, find_decided, make_rows
 from bertkit.model.checkpoint import find_file
 from bertkit.reports.tables import (
     OWN_DATA,
@@ -42,11 +42,11 @@ from bertkit.system.files import atomic_open
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
 from bertkit.tasks.examples import ExampleRows
+from bertkit.tasks.kinds import LABEL_KINDS, find_kind, find_trained_kind
 from bertkit.tasks.prediction import compute, limit_batch
 from bertkit.tasks.repeats import check_rows
-from bertkit.tasks.result import find_problem_type
 from bertkit.tasks.task import CHOSEN_ON_DEV, PredictionSettings, Task
-from bertkit.training.predictions import MISTAKES, find_mistakes, format_table, join_rows, read_answer
+from bertkit.training.predictions import MISTAKES, find_mistakes, format_table, join_rows
 from bertkit.training.prepare import set_apart
 from bertkit.training.recipe import Recipe, load_recipe, read_recipe
 from bertkit.training.run_dir import (
@@ -112,7 +112,7 @@ class EvaluatedSplit:
             yield f"{leaks:,} of {count(len(self.rows), 'row')} also {'occurs' if leaks == 1 else 'occur'} in train"
         yield from (line for line in self.task.comment(self.metrics) if not line.startswith("warning: "))
         mistakes = count(len(find_mistakes(self.rows)), "mistake")
-        if find_kind(self.rows) == REGRESSION:
+        if not find_kind(self.rows).has_names:
             mistakes = f"{mistakes} above the root mean squared error"
         yield f"{mistakes}, the worst first, and scores: {self.output}"
 
@@ -147,7 +147,7 @@ def open_scored(run: str, predictor: Predictor) -> ScoredModel:
         recipe = Recipe.make(task, {"checkpoint": run, "data": columns}, config=config)
     recipe = recipe.override(data={UNLABELLED: DROP})  # rows without a label are left out, whatever training did
     decided = {name: value for name in ("tau", "thresholds") if (value := getattr(config, name)) is not None}
-    if config.problem_type == SEVERAL:
+    if config.problem_type and LABEL_KINDS[config.problem_type].has_several:
         decided.setdefault("thresholds", [FIXED_THRESHOLD] * config.num_labels)
     return ScoredModel(run, task, recipe, predictor.settings, predictor.precision, decided)
 
@@ -327,7 +327,7 @@ class LabelCheck:
         named = {} if path is None else read_recipe(path).get("data", {})
         self.columns = tuple(named.get("label") or LABEL_NAMES)
         self.is_told = not named.get("label") or len(self.columns) == 1
-        self.kind = find_problem_type(settings.model.config)
+        self.kind = find_trained_kind(settings.model.config)
         self.names, self.known = settings.labels, {*settings.labels}
         self.labels: list[Any] = []
         self.answers: list[Any] = []
@@ -340,10 +340,10 @@ class LabelCheck:
         if not cells or answer is None or not self.is_told:
             return
         cell = "" if cells[0] is None or cells[0] != cells[0] else str(cells[0])  # NaN is not NaN
-        separator = fit_separator([cell], self.known) if self.kind == SEVERAL else ""
+        separator = fit_separator([cell], self.known) if self.kind.has_several else ""
         with suppress(ValueError):
-            label = read_answer(cell, self.kind, separator)
-            if self.kind == REGRESSION or {*(label if isinstance(label, list) else [label])} <= self.known:
+            label = self.kind.read(cell, separator)
+            if not self.kind.has_names or {*(label if isinstance(label, list) else [label])} <= self.known:
                 self.labels.append(label)
                 self.answers.append(answer)
             else:
@@ -351,12 +351,12 @@ class LabelCheck:
 
     def describe(self) -> str:
         """Return a line with the scores of the answers; empty if no input has a label of the model."""
-        if not self.labels or (self.kind == SEVERAL and not any(self.labels)):
+        if not self.labels or (self.kind.has_several and not any(self.labels)):
             return ""
-        types = NAMES if self.kind == SEVERAL else None
-        columns = {name: pa.array(values, types) for name, values in ((LABEL, self.labels), (PREDICTION, self.answers))}
-        facts = {} if self.kind == REGRESSION else {"names": self.names}
-        values = take_values(score_table(make_rows(columns, **facts)))
+        pairs = ((LABEL, self.labels), (PREDICTION, self.answers))
+        columns = {name: pa.array(values, self.kind.type) for name, values in pairs}
+        facts = {"names": self.names} if self.kind.has_names else {}
+        values = take_values(self.kind.measure(make_rows(columns, **facts)))
         shown = [f"{name} {100 * values[key]:.1f} %" for key, name in SHOWN_SCORES.items() if key in values]
         shown = shown or [f"Pearson correlation {values['pearson']:.3f}"]
         others = f" ({self.unknown:,} with labels that the model lacks left out)" if self.unknown else ""

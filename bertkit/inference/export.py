@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertkit.data.labels import REGRESSION, SEVERAL
 from bertkit.data.tokenizer import TOKENIZER_FILES, save_tokenizer
 from bertkit.errors import UsageError, explain_disk_error
 from bertkit.inference.evaluate import ScoredModel, open_scored, read_own, summarize
@@ -43,6 +42,7 @@ from bertkit.reports.tables import Table, make_table
 from bertkit.system.files import atomic_write, check_empty, write_json
 from bertkit.system.hub import CARD
 from bertkit.system.progress import Report, ignore
+from bertkit.tasks.kinds import find_trained_kind
 from bertkit.training.run_dir import CALIBRATION_FILE, RECIPE_FILE, describe_environment
 
 TOLERANCE = 1e-4  # of probabilities
@@ -186,12 +186,7 @@ def list_probabilities(outputs: Any, config: BertConfig, batch: dict[str, Tensor
     for values in outputs.values():
         if values.dim() > mask.dim():
             values = values[mask]  # (N, L)
-        if config.problem_type == SEVERAL:
-            yield values.sigmoid()
-        elif config.problem_type == REGRESSION or values.shape[-1] == 1:
-            yield values
-        else:
-            yield values.softmax(-1)
+        yield find_trained_kind(config).activate(values)
 
 
 def time_calls(call: Callable[[], Any]) -> np.ndarray:

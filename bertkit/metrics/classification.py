@@ -6,57 +6,10 @@ Scores are fractions. Shape letters: S sequences, L labels.
 from collections.abc import Sequence
 
 import numpy as np
-import pyarrow as pa
 
-from bertkit.data.labels import REGRESSION, SINGLE
-from bertkit.metrics.calibration import measure_calibration
-from bertkit.metrics.rows import (
-    RowScore,
-    measure_classes,
-    measure_counts,
-    measure_label,
-    measure_mean,
-    measure_numbers,
-    measure_ranking,
-)
-from bertkit.metrics.table import (
-    LABEL,
-    PREDICTION,
-    find_decided,
-    find_kind,
-    list_names,
-    mark_names,
-    number_names,
-    read_numbers,
-    read_probabilities,
-)
+from bertkit.metrics.rows import RowScore, measure_classes, measure_counts, measure_label, measure_mean, measure_ranking
 
 FIXED_THRESHOLD = 0.5  # the probability above which a label is predicted unless thresholds are tuned
-
-
-def score_table(rows: pa.Table) -> dict[str, RowScore | float]:
-    """Return the scores of a table of classes, several labels or numbers, then counts and thresholds of the labels.
-
-    Predictions that are none of the classes are wrong. Scores of probabilities need a table that has them.
-    """
-    kind = find_kind(rows)
-    if kind == REGRESSION:
-        return measure_numbers(read_numbers(rows, PREDICTION), read_numbers(rows, LABEL))
-    names = list_names(rows)
-    probabilities = read_probabilities(rows, names)
-    given = (rows.column(name).to_pylist() for name in (PREDICTION, LABEL))
-    if kind == SINGLE:
-        predictions, labels = (number_names(values, names) for values in given)
-        found: dict[str, RowScore | float] = dict(score_classes(predictions, labels, names, probabilities))
-        counts = np.bincount(labels, minlength=len(names)).tolist()
-    else:
-        predictions, labels = (mark_names(values, names) for values in given)
-        found = dict(score_labels(predictions, labels, names, probabilities))
-        counts = labels.sum(0).tolist()
-    found |= _name_each("count", names, counts)
-    if thresholds := find_decided(rows).get("thresholds"):
-        found |= _name_each("threshold", names, thresholds)
-    return found if probabilities is None else found | measure_calibration(probabilities, labels)
 
 
 def score_classes(
@@ -154,7 +107,8 @@ def _tune_threshold(probabilities: np.ndarray, labels: np.ndarray) -> float:
     return float(best[np.abs(best - FIXED_THRESHOLD).argmin()])
 
 
-def _name_each(key: str, names: Sequence[str], values: Sequence[float]) -> dict[str, float]:
+def name_each(key: str, names: Sequence[str], values: Sequence[float]) -> dict[str, float]:
+    """Return a value of each label, as `<key>_<label>`."""
     return {f"{key}_{name}": value for name, value in zip(names, values, strict=True)}
 
 

@@ -18,8 +18,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from bertkit.data.labels import REGRESSION, SEVERAL, SINGLE
-
 LABEL, PREDICTION, PROBABILITY_PREFIX = "label", "prediction", "probability_"
 SPELLED = "_spans"  # ends the names of columns with the spans of label and prediction, as their text spells them
 # Columns by whose presence a table's kind is told.
@@ -50,22 +48,14 @@ def add_facts(rows: pa.Table, **facts: Any) -> pa.Table:
     return make_rows(dict(zip(rows.column_names, rows.columns, strict=True)), **read_facts(rows) | facts)
 
 
-def find_kind(rows: pa.Table) -> str:
-    """Return the kind of problem that the predictions are answers to, or the labels of a table without them."""
-    kind = rows.schema.field(PREDICTION if PREDICTION in rows.column_names else LABEL).type
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return SEVERAL
-    return REGRESSION if pa.types.is_floating(kind) or pa.types.is_integer(kind) else SINGLE
-
-
 def list_names(rows: pa.Table) -> list[str]:
     """Return the classes of a table, or those that occur in one without facts."""
     if names := read_facts(rows).get("names"):
         return names
     found: set[str] = set()
     for column in {LABEL, PREDICTION} & set(rows.column_names):
-        values = rows.column(column)
-        found.update((values.combine_chunks().flatten() if find_kind(rows) == SEVERAL else values).to_pylist())
+        for value in rows.column(column).to_pylist():
+            found.update(value if isinstance(value, list) else [value])
     return sorted(found - {None, ""})
 
 

@@ -28,14 +28,14 @@ from bertkit.data.formats.glue import (
 from bertkit.data.formats.rows import Columns
 from bertkit.data.labels import REGRESSION, SINGLE, LabelSpace
 from bertkit.errors import UsageError
-from bertkit.metrics.classification import score_table
 from bertkit.metrics.glue import compute_scores
 from bertkit.metrics.rows import RowScore
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report
 from bertkit.tasks.finetuning import CALIBRATION_ROWS, EVERY_EPOCH, name_baselines
+from bertkit.tasks.kinds import ONE_NUMBER, SINGLE_LABEL, find_kind
 from bertkit.tasks.option import GLUE_OPTIONS
-from bertkit.tasks.text import SCORES, TextExamples, TextSequences, TextTask
+from bertkit.tasks.text import TextExamples, TextSequences, TextTask
 
 if TYPE_CHECKING:
     from bertkit.model.config import BertConfig
@@ -184,7 +184,7 @@ GRID = {
     "train.num_train_epochs": [2.0, 3.0, 4.0],
 }
 
-SCORE_NAMES = {"f1": "F1"} | SCORES[SINGLE] | SCORES[REGRESSION]
+SCORE_NAMES = {"f1": "F1"} | SINGLE_LABEL.scores | ONE_NUMBER.scores
 
 
 class GlueTask(TextTask):
@@ -245,7 +245,7 @@ class GlueTask(TextTask):
 
     def score(self, rows: pa.Table) -> dict[str, RowScore | float]:
         """Return the task's metrics as fractions, and of classes the errors of their probabilities."""
-        found = score_table(rows)
+        found = find_kind(rows).measure(rows)
         if self.row.labels:
             found["f1"] = found[f"f1_{self.space.names[1]}"]
         wanted = (*self.row.metrics, *(row.key for row in CALIBRATION_ROWS))

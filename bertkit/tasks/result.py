@@ -1,23 +1,19 @@
-"""The texts of an input and the results of a classifier: classes, several labels or numbers, in tables and in words."""
+"""The texts of an input, and results in words and as rows."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
-from scipy.special import expit, softmax
+from scipy.special import softmax
 
-from bertkit.data.labels import PAIR_NAMES, REGRESSION, SEPARATOR, SEVERAL, SINGLE, TEXT_NAMES, guess_texts
+from bertkit.data.labels import PAIR_NAMES, SEPARATOR, TEXT_NAMES, guess_texts
 from bertkit.errors import UsageError, make_printable
-from bertkit.metrics.calibration import find_probabilities
-from bertkit.metrics.classification import FIXED_THRESHOLD, tune_thresholds
-from bertkit.metrics.table import LABEL, NAMES, PREDICTION, PROBABILITY_PREFIX, make_rows
 from bertkit.reports.tables import show_number
-from bertkit.tasks.schema import NUMBER_SCHEMA, PROBABILITY, STRING, Schema, make_array, make_input, make_object
-from bertkit.tasks.task import PredictionSettings, Result, check_finite
+from bertkit.tasks.schema import STRING, Schema, make_input
+from bertkit.tasks.task import PredictionSettings, Result
 
 if TYPE_CHECKING:
-    from bertkit.model.config import BertConfig
+    pass
 
 LONGEST_NAMES = 100  # characters of the names of an input, in a message
 
@@ -65,93 +61,7 @@ def describe_texts(sample: Sequence[str], settings: PredictionSettings) -> Schem
     return make_input(dict.fromkeys(one if settings.pairs is False else two, STRING), two if settings.pairs else one)
 
 
-def describe_results(settings: PredictionSettings) -> Schema:
-    """Return the schema of what `name_results` returns."""
-    labels, kind = settings.labels, settings.model.config.problem_type
-    label, probabilities = {"enum": labels}, make_object(dict.fromkeys(labels, PROBABILITY))
-    sets = {} if settings.set_limit is None else {"label_set": make_array(label)}
-    if kind == SEVERAL:
-        return make_object({"labels": make_array(label), "probabilities": probabilities} | sets)
-    if len(labels) == 1:
-        return make_object({"score": NUMBER_SCHEMA})
-    if kind == REGRESSION:
-        return make_object({"scores": make_object(dict.fromkeys(labels, NUMBER_SCHEMA))})
-    return make_object({"label": label, "probability": PROBABILITY, "probabilities": probabilities} | sets)
-
-
 # --- Results ----------------------------------------------------------------------------------------------------------
-
-
-def find_problem_type(config: "BertConfig") -> str:
-    """Return the kind of problem of a classifier, which many configurations leave to the number of labels."""
-    return config.problem_type or (REGRESSION if config.num_labels == 1 else SINGLE)
-
-
-def tabulate_logits(
-    logits: np.ndarray,
-    labels: np.ndarray | None,
-    names: Sequence[str],
-    kind: str,
-    thresholds: Sequence[float] | None = None,
-) -> pa.Table:
-    """Return the right and the predicted class, labels or number of each row, and its probabilities.
-
-    Args:
-        logits: (S, L).
-        labels: (S,) classes or numbers, or (S, L), 0 or 1 for each of several labels; None without answers.
-        thresholds: (L,) of several labels; None: tuned on `labels`, or fixed without these.
-    """
-    logits, facts, probabilities = check_finite(logits), {}, np.empty((len(logits), 0))
-    if kind == REGRESSION:
-        columns = [None if values is None else values.astype(np.float64) for values in (labels, logits[:, 0])]
-    elif kind == SEVERAL:
-        probabilities = find_probabilities(logits, several=True)
-        if thresholds is None and labels is not None:
-            thresholds = tune_thresholds(probabilities, labels).tolist()
-        predicted = probabilities > np.array(thresholds or [FIXED_THRESHOLD] * len(names))
-        columns = [None if marks is None else spell_marks(marks, names) for marks in (labels, predicted)]
-        facts = {"decided": {"thresholds": list(thresholds)}} if thresholds else {}
-    else:
-        probabilities = find_probabilities(logits, several=False)
-        spelled = np.array(names, object)
-        columns = [None if labels is None else spelled[labels], spelled[logits.argmax(axis=1)]]
-    found = {name: column for name, column in zip((LABEL, PREDICTION), columns, strict=True) if column is not None}
-    found |= {f"{PROBABILITY_PREFIX}{name}": row for name, row in zip(names, probabilities.T, strict=False)}
-    return make_rows(found, names=[] if kind == REGRESSION else list(names), **facts)
-
-
-def spell_marks(marks: np.ndarray, names: Sequence[str]) -> pa.Array:
-    """Return the names whose mark (S, L) is not 0, for each row."""
-    return pa.array([[names[label] for label in np.flatnonzero(row)] for row in marks], NAMES)
-
-
-def name_results(
-    logits: np.ndarray,
-    labels: Sequence[str],
-    kind: str | None,
-    thresholds: Sequence[float] | None,
-    set_limit: float | None = None,
-) -> list[Result]:
-    """Return the class, the several labels, or the numbers of each row of logits (S, L).
-
-    Args:
-        set_limit: As in `PredictionSettings`.
-    """
-    if kind != SEVERAL and len(labels) == 1:
-        return [{"score": value} for value in logits[:, 0].tolist()]
-    if kind == REGRESSION:
-        return [{"scores": dict(zip(labels, row, strict=True))} for row in logits.tolist()]
-    # Several labels in 64 bits, as for the thresholds: fp32 rounds the probabilities of likely labels to 1.
-    probabilities = expit(logits.astype(np.float64)) if kind == SEVERAL else softmax(logits, axis=1)
-    limits = dict(zip(labels, thresholds or [FIXED_THRESHOLD] * len(labels), strict=True))
-    results: list[Result] = []
-    for best, values in zip(logits.argmax(1).tolist(), probabilities.tolist(), strict=True):
-        row = dict(zip(labels, values, strict=True))
-        result: Result = {"label": labels[best], "probability": values[best]}
-        if kind == SEVERAL:
-            result = {"labels": [label for label, value in row.items() if value > limits[label]]}
-        results.append(add_label_set(result | {"probabilities": row}, row, set_limit))
-    return results
 
 
 def add_label_set(result: Result, probabilities: Mapping[Any, float], set_limit: float | None) -> Result:

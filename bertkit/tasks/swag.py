@@ -16,18 +16,17 @@ import pyarrow as pa
 from scipy.special import softmax
 
 from bertkit.data.formats.swag import ENDINGS, HUB_SWAG, Situation, read_swag, read_swag_copy
-from bertkit.data.labels import SINGLE
 from bertkit.data.sequences import EncodedInputs, Groups, encode_inputs, pad
 from bertkit.errors import UsageError
-from bertkit.metrics.classification import score_table
 from bertkit.metrics.glue import compute_scores
 from bertkit.metrics.rows import RowScore
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.finetuning import CALIBRATION_ROWS, EVERY_EPOCH, FineTuningTask
+from bertkit.tasks.kinds import SINGLE_LABEL
 from bertkit.tasks.option import SWAG_OPTIONS
-from bertkit.tasks.result import add_label_set, tabulate_logits, take_text
+from bertkit.tasks.result import add_label_set, take_text
 from bertkit.tasks.schema import INDEX, PROBABILITY, STRING, Schema, make_array, make_input, make_object
 from bertkit.tasks.task import PredictionSettings, Result
 
@@ -109,11 +108,11 @@ class SwagTask(FineTuningTask):
 
     def rows(self, summaries: np.ndarray, data: Groups, decided: Mapping[str, Any] | None = None) -> pa.Table:
         """Return the right and the chosen endings, and the probabilities of all."""
-        return tabulate_logits(summaries, data.labels, CHOICES, SINGLE)
+        return SINGLE_LABEL.tabulate(summaries, data.labels, CHOICES)
 
     def score(self, rows: pa.Table) -> dict[str, RowScore | float]:
         """Return the accuracy and the errors of the probabilities."""
-        found = score_table(rows)
+        found = SINGLE_LABEL.measure(rows)
         return {row.key: found[row.key] for row in self.table if row.key in found}
 
     def score_nothing(self, train: Groups, dev: Groups) -> dict[str, float]:

@@ -1,8 +1,8 @@
 """Classification and regression of one text or a pair (section 4.1), from any table or as a task of GLUE.
 
 The kind of problem and the labels of a person's own table are decided by its training rows (`bertkit.data.labels`),
-splits by a hash of the texts (`bertkit.data.splits`). Left out: GLUE's table and files (`bertkit.tasks.glue`), and
-the results of a classifier (`bertkit.tasks.result`).
+splits by a hash of the texts (`bertkit.data.splits`). Left out: what differs between classes, several labels and
+numbers (`bertkit.tasks.kinds`), and GLUE's table and files (`bertkit.tasks.glue`).
 """
 
 import json
@@ -20,9 +20,6 @@ from bertkit.data.labels import (
     AS_TRAINED,
     BALANCED,
     LABEL_NAMES,
-    REGRESSION,
-    SEVERAL,
-    SINGLE,
     LabelSpace,
     check_missing,
     choose_columns,
@@ -44,32 +41,22 @@ from bertkit.data.splits import (
     name_split,
 )
 from bertkit.errors import UsageError
-from bertkit.metrics.classification import FIXED_THRESHOLD, score_table
+from bertkit.metrics.classification import FIXED_THRESHOLD
 from bertkit.metrics.rows import RowScore
-from bertkit.metrics.table import find_kind
 from bertkit.reports.tables import ScoreRow, show_number
 from bertkit.system.files import take_fingerprint
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.finetuning import (
     ANOTHER_SEED,
-    CALIBRATION_ROWS,
     EVERY_EPOCH,
     FineTuningTask,
     add_test_rows,
     name_baselines,
 )
+from bertkit.tasks.kinds import LABEL_KINDS, ONE_NUMBER, SEVERAL_LABELS, SINGLE_LABEL, find_kind, find_trained_kind
 from bertkit.tasks.option import CLASSIFY_OPTIONS, TEXT_OPTIONS, list_defaults
-from bertkit.tasks.result import (
-    describe_results,
-    describe_texts,
-    find_problem_type,
-    flatten_result,
-    judge_pair,
-    name_results,
-    read_texts,
-    tabulate_logits,
-)
+from bertkit.tasks.result import describe_texts, flatten_result, judge_pair, read_texts
 from bertkit.tasks.schema import PROBABILITY, Schema, make_object
 from bertkit.tasks.task import PredictionSettings, Result, score_summaries
 
@@ -78,31 +65,6 @@ if TYPE_CHECKING:
 
 RARE_ROWS = 3  # of a label in train, below which a warning is given
 SAMPLE_PAIR = ("The man went to the store.", "He bought a gallon of milk.")  # as in section A.2
-SCORES = {  # kind -> the scores of the table; the first one is the score of the run
-    SINGLE: {
-        "macro_f1": "macro F1",
-        "accuracy": "accuracy",
-        "weighted_f1": "weighted F1",
-        "matthews_correlation": "Matthews correlation",
-        "roc_auc": "area under the ROC curve",
-        "average_precision": "average precision",
-        **{row.key: row.name for row in CALIBRATION_ROWS},
-    },
-    SEVERAL: {
-        "macro_f1": "macro F1",
-        "micro_f1": "micro F1",
-        "exact_match": "exact match",
-        "fixed_macro_f1": "macro F1 at 0.5",
-        "fixed_micro_f1": "micro F1 at 0.5",
-        **{row.key: row.name for row in CALIBRATION_ROWS},
-    },
-    REGRESSION: {
-        "pearson": "Pearson correlation",
-        "spearmanr": "Spearman correlation",
-        "rmse": "root mean squared error",
-        "r2": "R²",
-    },
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -263,9 +225,7 @@ class TextTask(FineTuningTask):
         rows, space = examples.rows, examples.space
         labels = None if examples.labels is None else space.spell(examples.labels)
         texts = {name: rows.find(name) for name in examples.text}
-        classes = [] if labels is None or space.kind == REGRESSION else labels
-        if space.kind == SEVERAL:
-            classes = [name for row in classes for name in row]
+        classes = [] if labels is None else LABEL_KINDS[space.kind].list_classes(labels)
         if not space.columns:
             return ExampleRows(texts, texts[examples.text[0]].to_pylist(), labels, classes, rows.lines)
         groups = list(iterate_keys(rows, examples.text, examples.group))
@@ -295,10 +255,10 @@ class TextTask(FineTuningTask):
         settings |= {"id2label": dict(enumerate(space.names)), "problem_type": space.kind}
         if self.space:
             return settings
-        if recipe.calibrate and space.kind == REGRESSION:
-            raise UsageError("calibrate is for labels, not for numbers; remove it")
         train = examples["train"]
-        if space.kind == REGRESSION:
+        if not LABEL_KINDS[space.kind].has_names:
+            if recipe.calibrate:
+                raise UsageError("calibrate is for labels, not for numbers; remove it")
             settings["target_scale"] = space.measure(train.labels)
         weights = space.weigh(train.labels, recipe.data["class_weights"])
         return settings | {"text_columns": list(train.text)} | ({"class_weights": weights} if weights else {})
@@ -308,21 +268,17 @@ class TextTask(FineTuningTask):
     def rows(self, summaries: np.ndarray, data: TextSequences, decided: Mapping[str, Any] | None = None) -> pa.Table:
         """Return labels, predictions and probabilities; several labels at tuned thresholds."""
         thresholds = (decided or {}).get("thresholds")
-        return tabulate_logits(summaries, data.labels, data.space.names, data.space.kind, thresholds)
+        return LABEL_KINDS[data.space.kind].tabulate(summaries, data.labels, data.space.names, thresholds)
 
     def score(self, rows: pa.Table) -> dict[str, RowScore | float]:
         """Return the scores of the kind of problem as fractions."""
-        found = score_table(rows)
-        return found | {"score": found[next(iter(SCORES[find_kind(rows)]))]}
+        kind = find_kind(rows)
+        found = kind.measure(rows)
+        return found | {"score": found[next(iter(kind.scores))]}
 
     def score_nothing(self, train: TextSequences, dev: TextSequences) -> dict[str, float]:
         """Return the scores of the most frequent training label, of each label's majority, or of the mean."""
-        if dev.space.kind == SINGLE:
-            constant = np.eye(len(dev.space.names))[np.bincount(train.labels).argmax()]
-        elif dev.space.kind == SEVERAL:
-            constant = np.where(train.labels.mean(0) > 0.5, 1.0, -1.0)
-        else:
-            constant = train.labels.mean(keepdims=True)
+        constant = LABEL_KINDS[dev.space.kind].answer_constantly(train.labels, dev.space.names)
         thresholds = {"thresholds": [FIXED_THRESHOLD] * len(dev.space.names)}
         scores = score_summaries(self, np.tile(constant, (len(dev), 1)), dev, thresholds)
         return {row.key: scores[row.key] for row in self.table if row.baselines and row.key in scores}
@@ -331,7 +287,7 @@ class TextTask(FineTuningTask):
         self, summaries: np.ndarray, data: TextSequences, split: str, decided: Mapping[str, Any] | None = None
     ) -> dict[str, str]:
         """Return a split's rows with the predicted label and probabilities as CSV."""
-        results = name_results(summaries, data.space.names, data.space.kind, (decided or {}).get("thresholds"))
+        results = LABEL_KINDS[data.space.kind].decide(summaries, data.space.names, (decided or {}).get("thresholds"))
         return {f"{name_split(split)}.csv": write_beside(data.rows, list(map(flatten_result, results)))}
 
     # --- Answers ------------------------------------------------------------------------------------------------------
@@ -341,8 +297,10 @@ class TextTask(FineTuningTask):
         return read_texts(given, settings.pairs)
 
     def schema(self, settings: PredictionSettings) -> tuple[Schema, Schema]:
-        """Return the schemas of a sentence or two, and of what `name_results` returns."""
-        return describe_texts(SAMPLE_PAIR, settings), describe_results(settings)
+        """Return the schemas of a sentence or two, and of what `answer` returns."""
+        kind = find_trained_kind(settings.model.config)
+        answers = kind.describe(settings.labels, settings.set_limit is not None)
+        return describe_texts(SAMPLE_PAIR, settings), answers
 
     def encode_inputs(self, examples: Sequence[tuple[str, ...]], settings: PredictionSettings) -> EncodedInputs:
         """Return the sequences of texts and pairs, or of all their windows."""
@@ -359,7 +317,7 @@ class TextTask(FineTuningTask):
         config, logits = settings.model.config, np.stack(kept)
         if (long := settings.lengths.get("long")) in POOLED:
             logits = pool_windows(logits, data.counts, long)
-        return name_results(logits, settings.labels, config.problem_type, config.thresholds, settings.set_limit)
+        return find_trained_kind(config).decide(logits, settings.labels, config.thresholds, settings.set_limit)
 
 
 class NextSentenceTask(TextTask):
@@ -386,7 +344,7 @@ def read_scored(
 ) -> dict[str, TextExamples]:
     """Return the labelled rows of a table, or of dev and test, with the labels of a trained model."""
     scored = {split: table for split, table in tables.items() if split != "train"} or {"data": tables["train"]}
-    given, kind = options["text"], find_problem_type(config)
+    given, kind = options["text"], find_trained_kind(config)
     names, examples = tuple(config.id2label[label] for label in range(config.num_labels)), {}
     for split, table in scored.items():
         columns = table.table.column_names
@@ -400,15 +358,15 @@ def read_scored(
         if not has_labels(table, label):
             report(f"{table.source} has no labels in {' or '.join(map(repr, label))}, skipping")
             continue
-        if len(label) > 1 and kind != SEVERAL:
+        if len(label) > 1 and not kind.has_several:
             raise UsageError(
                 f"the model gives a text one label, but {len(label)} columns are named; name one with --label"
             )
         if len(label) > 1 and {*label} != {*names}:
             listed = ", ".join(map(repr, names[:MOST_SHOWN]))
             raise UsageError(f"several label columns have the names of the model's labels, {listed}; rename them")
-        space = LabelSpace(kind, names, tuple(label) if len(label) == 1 else names, AS_TRAINED)
-        if kind == SEVERAL and len(label) == 1:
+        space = LabelSpace(kind.problem_type, names, tuple(label) if len(label) == 1 else names, AS_TRAINED)
+        if kind.has_several and len(label) == 1:
             space = fit_space(space, table, options["label_sep"])
         group = options["group"] if options["group"] in columns else ""
         table = drop_blank(table, text, report)
@@ -422,7 +380,7 @@ def describe_labels(examples: Mapping[str, TextExamples]) -> list[str]:
     """Return the share of each label in every split with labels, or the mean and the deviation of numbers."""
     labelled = {split: found for split, found in examples.items() if found.labels is not None}
     space = examples["train"].space
-    if space.kind == REGRESSION:
+    if not LABEL_KINDS[space.kind].has_names:
         return [
             f"  {split}: mean {show_number(found.labels.mean(dtype=float))}, "
             f"sd {show_number(found.labels.std(dtype=float))}"
@@ -435,7 +393,7 @@ def describe_labels(examples: Mapping[str, TextExamples]) -> list[str]:
 def warn_of_rare(train: TextExamples) -> list[str]:
     """Return a warning if labels have too few training rows to be learned; many of them may be another column."""
     space = train.space
-    counts = [] if space.kind == REGRESSION else space.count(train.labels).astype(int).tolist()
+    counts = space.count(train.labels).astype(int).tolist() if LABEL_KINDS[space.kind].has_names else []
     rare = [f"{name!r} ({number})" for name, number in zip(space.names, counts, strict=False) if number < RARE_ROWS]
     if not rare:
         return []
@@ -447,8 +405,8 @@ def warn_of_rare(train: TextExamples) -> list[str]:
 def list_rows() -> tuple[ScoreRow, ...]:
     """Return the lines of the table: every score of every kind, on dev and on test."""
     names = {"score": "score"}  # the lines of studies name it
-    for found in SCORES.values():
-        names |= found
+    for kind in (SINGLE_LABEL, SEVERAL_LABELS, ONE_NUMBER):  # the lines of the table are in this order
+        names |= kind.scores
     hidden = {"score": "score", "micro_f1": "accuracy"}  # their lines would repeat another one
     rows = {}
     for key, name in names.items():

@@ -19,14 +19,8 @@ import pyarrow.parquet as pq
 from bertkit.data.formats.rows import Columns, read_columns
 from bertkit.data.formats.writer import name_apart, write_rows
 from bertkit.data.labels import (
-    REGRESSION,
-    SEPARATOR,
-    SEVERAL,
-    SINGLE,
     guess_kind,
-    normalise,
     number_cells,
-    read_list,
     read_lists,
 )
 from bertkit.data.tokenizer import find_words
@@ -35,22 +29,18 @@ from bertkit.metrics.ner import find_entities, sum_types
 from bertkit.metrics.table import (
     KIND_COLUMNS,
     LABEL,
-    NAMES,
     PREDICTION,
     PROBABILITY_PREFIX,
     SPELLED,
     add_facts,
-    find_kind,
     list_names,
     make_rows,
-    mark_names,
-    number_names,
     read_facts,
     read_numbers,
-    read_probabilities,
 )
 from bertkit.reports.tables import show_number
 from bertkit.tasks.examples import ExampleRows
+from bertkit.tasks.kinds import LABEL_KINDS, find_kind
 from bertkit.tasks.task import shorten_text
 
 TABLE_FORMAT = 1
@@ -60,7 +50,6 @@ OWN_COLUMNS = ("key", "row", "record", "group", "tokens", "unknown_tokens")
 KEY, ROW_NUMBER, RECORD_NUMBER, GROUP, TOKEN_COUNT, UNKNOWN_COUNT = OWN_COLUMNS
 RESULTS = ("probability", "label_set", "error", "cut")  # columns of `bertkit predict` that are not inputs
 PAGE = 64 << 20  # bytes of a column's distinct texts that are stored once
-TYPES = {REGRESSION: pa.float64(), SEVERAL: NAMES, SINGLE: pa.string()}  # of label and prediction
 
 
 def join_rows(rows: pa.Table, examples: ExampleRows | None, tokenizer: Any, **facts: Any) -> pa.Table:
@@ -183,11 +172,11 @@ def adopt_table(table: Columns, texts: Sequence[str]) -> pa.Table:
         raise UsageError(f"{table.source} has no column of texts beside {LABEL} and {PREDICTION}; add it")
     cells = {name: number_cells(table, name) for name in (LABEL, PREDICTION)}
     kinds = {guess_kind(values, bool(read_lists(table, name, values)))[0] for name, (_, values) in cells.items()}
-    kind = next(kind for kind in (REGRESSION, SEVERAL, SINGLE) if kind in kinds)
+    kind = next(kind for name, kind in LABEL_KINDS.items() if name in kinds)
     columns = dict(zip(names, table.table.columns, strict=True))
     for name, (codes, values) in cells.items():
         try:
-            columns[name] = pa.array([read_answer(value, kind) for value in values], TYPES[kind]).take(pa.array(codes))
+            columns[name] = pa.array([kind.read(value) for value in values], kind.type).take(pa.array(codes))
         except (TypeError, ValueError):
             raise UsageError(f"{table.source}: {name!r} has cells that are not numbers; correct them") from None
     words = zip(*(table.find(name).to_pylist() for name in texts), strict=True)
@@ -195,18 +184,9 @@ def adopt_table(table: Columns, texts: Sequence[str]) -> pa.Table:
     columns |= {KEY: keys, GROUP: keys, ROW_NUMBER: pa.array(table.lines, pa.int64())}
     classes = [name.removeprefix(PROBABILITY_PREFIX) for name in names if name.startswith(PROBABILITY_PREFIX)]
     found = make_rows(columns, texts=list(texts))
-    # Probabilities of some of the classes only are of no use.
-    return found if kind == REGRESSION or set(classes) < set(list_names(found)) else add_facts(found, names=classes)
-
-
-def read_answer(cell: str, kind: str, separator: str = SEPARATOR) -> Any:
-    """Return the class, the classes or the number in a cell."""
-    if kind == REGRESSION:
-        return float(cell)
-    if kind == SINGLE:
-        return normalise(cell)
-    parts = read_list(cell)
-    return [normalise(part) for part in (cell.split(separator) if parts is None else parts) if part.strip()]
+    if not kind.has_names or set(classes) < set(list_names(found)):  # probabilities of some classes are of no use
+        return found
+    return add_facts(found, names=classes)
 
 
 def spell_answers(rows: pa.Table, name: str = PREDICTION, wrong: bool = False) -> list[str]:
@@ -248,20 +228,7 @@ def find_wrong(rows: pa.Table) -> tuple[np.ndarray, np.ndarray]:
         right, found, wanted = sum_types(rows)
         share = np.divide(2 * right, found + wanted, out=np.ones(len(rows)), where=found + wanted > 0)
         return share < 1, 1 - share
-    if (kind := find_kind(rows)) == REGRESSION:
-        errors = np.abs(read_numbers(rows, PREDICTION) - read_numbers(rows, LABEL))
-        return errors > np.sqrt(np.mean(errors**2)), errors
-    labels, predictions = rows.column(LABEL).to_pylist(), rows.column(PREDICTION).to_pylist()
-    if kind == SEVERAL:
-        labels, predictions = map(sorted, labels), map(sorted, predictions)
-    labels, predictions = list(labels), list(predictions)
-    is_wrong = np.array([label != found for label, found in zip(labels, predictions, strict=True)], bool)
-    names = list_names(rows)
-    if (probabilities := read_probabilities(rows, names)) is None:
-        return is_wrong, is_wrong.astype(float)
-    if kind == SINGLE:
-        return is_wrong, 1 - probabilities[np.arange(len(rows)), number_names(labels, names)]
-    return is_wrong, np.abs(probabilities - mark_names(labels, names)).mean(axis=1)
+    return find_kind(rows).find_wrong(rows)
 
 
 def find_mistakes(rows: pa.Table) -> np.ndarray:
@@ -291,8 +258,10 @@ def write_mistakes(rows: pa.Table) -> str:
     wrong = rows.take(pa.array(find_mistakes(rows), pa.int64()))
     columns = {name: wrong.column(name).to_pylist() for name in names}
     for name in (PREDICTION, LABEL):
-        is_number = find_kind(rows) == REGRESSION
-        columns[name] = [f"{cell:.7g}" for cell in columns[name]] if is_number else spell_answers(wrong, name, True)
+        if find_kind(rows).has_names:
+            columns[name] = spell_answers(wrong, name, True)
+        else:
+            columns[name] = [f"{cell:.7g}" for cell in columns[name]]
     cells = (dict(zip(names, row, strict=True)) for row in zip(*columns.values(), strict=True))
     write_rows(cells, names, file := io.StringIO())
     return file.getvalue()

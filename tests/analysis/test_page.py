@@ -14,7 +14,6 @@ from bertkit.analysis import report as page
 from bertkit.analysis.report import thin, write_page
 from bertkit.data.formats.official import read_tsv
 from bertkit.data.formats.squad import read_squad
-from bertkit.data.labels import SINGLE
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.metrics.ner import score_types
@@ -26,7 +25,7 @@ from bertkit.reports.tables import make_table, split_number
 from bertkit.studies.tables import describe_size, explain_scores
 from bertkit.tasks import TASKS
 from bertkit.tasks.examples import ExampleRows
-from bertkit.tasks.result import tabulate_logits
+from bertkit.tasks.kinds import SINGLE_LABEL
 from bertkit.training.predictions import find_mistakes, join_rows, pack_table, read_table
 from bertkit.training.recipe import Recipe, read_recipe, save_recipe
 from bertkit.training.run import run
@@ -304,7 +303,7 @@ def test_hostile_words_stay_words(root, tmp_path, whole):
     shutil.copytree(root / "mrpc", folder)
     save_recipe(read_recipe(folder / "recipe.toml") | {"checkpoint": HOSTILE}, folder / "recipe.toml")
     names = [f"{HOSTILE} {number}" for number in range(3)]
-    rows = tabulate_logits(np.eye(3)[[0, 1, 1]], np.array([0, 1, 2]), names, SINGLE)
+    rows = SINGLE_LABEL.tabulate(np.eye(3)[[0, 1, 1]], np.array([0, 1, 2]), names)
     texts = ExampleRows({HOSTILE: [HOSTILE] * 3}, names, rows["label"].to_pylist(), (), (1, 2, 3))
     table = join_rows(rows, texts, load_tokenizer(str(folder)))
     (folder / "predictions" / "dev.parquet").write_bytes(pack_table(table))

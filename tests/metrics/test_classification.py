@@ -10,11 +10,10 @@ from hypothesis.extra.numpy import arrays
 from scipy.special import expit, softmax
 from sklearn import metrics
 
-from bertkit.data.labels import SEVERAL, SINGLE
-from bertkit.metrics.classification import score_classes, score_labels, score_table, tune_thresholds
+from bertkit.metrics.classification import score_classes, score_labels, tune_thresholds
 from bertkit.metrics.rows import measure_numbers, take_values
 from bertkit.metrics.table import make_rows
-from bertkit.tasks.result import tabulate_logits
+from bertkit.tasks.kinds import SEVERAL_LABELS, SINGLE_LABEL, find_kind
 
 pytestmark = pytest.mark.filterwarnings("error")
 NAMES = ["good", "so so", "{}% “bad”\n"]
@@ -25,8 +24,8 @@ def score(
     logits: np.ndarray, labels: np.ndarray, names: list[str], thresholds: list[float] | None = None
 ) -> dict[str, float]:
     """Return the scores of a prediction table without the errors of probabilities."""
-    kind = SINGLE if labels.ndim == 1 else SEVERAL
-    found = take_values(score_table(tabulate_logits(logits, labels, names, kind, thresholds)))
+    kind = SINGLE_LABEL if labels.ndim == 1 else SEVERAL_LABELS
+    found = take_values(kind.measure(kind.tabulate(logits, labels, names, thresholds)))
     return {name: value for name, value in found.items() if name not in ("ece", "brier")}
 
 
@@ -45,7 +44,7 @@ def test_an_answer_that_is_no_class_is_wrong_and_no_class():
     """As scikit-learn's macro F1 over the classes alone."""
     right, given = ["a", "b", "a", "b"], ["a", "b", "none", ""]
     rows = make_rows({"label": right, "prediction": given}, names=["a", "b"])
-    found = take_values(score_table(rows))
+    found = take_values(find_kind(rows).measure(rows))
     assert found["accuracy"] == 0.5
     assert found["macro_f1"] == pytest.approx(metrics.f1_score(right, given, labels=["a", "b"], average="macro"))
 

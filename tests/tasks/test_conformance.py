@@ -21,11 +21,11 @@ from bertkit.reports.tables import find_row
 from bertkit.tasks import TASKS, prediction
 from bertkit.tasks.examples import divide
 from bertkit.tasks.glue import GLUE
+from bertkit.tasks.kinds import LABEL_KINDS
 from bertkit.tasks.option import list_defaults
 from bertkit.tasks.pretraining import HEADS
 from bertkit.tasks.squad import SQUAD
 from bertkit.tasks.task import score_summaries
-from bertkit.tasks.text import SCORES
 from bertkit.training import costs
 from bertkit.training.network import name_head
 from bertkit.training.predictions import KEY, join_rows, read_table
@@ -323,7 +323,7 @@ def test_options_have_the_values_that_the_code_knows():
     known = {
         "objective": tuple(HEADS),
         "long": LONG,
-        "problem_type": ("auto", *SCORES),
+        "problem_type": ("auto", *reversed(LABEL_KINDS)),
         "features": ("", *FEATURE_LAYERS),
         "order": ("", "documents"),
         "pooling": ("auto", "mean", "cls"),

@@ -21,7 +21,7 @@ from bertkit.model.checkpoint import load_config, load_model
 from bertkit.model.heads import BertForSequenceClassification
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
-from bertkit.tasks.result import name_results
+from bertkit.tasks.kinds import SEVERAL_LABELS
 from bertkit.tasks.task import score_summaries
 from bertkit.tasks.text import CLASSIFICATION, TextSequences
 from bertkit.training.recipe import Recipe, read_recipe
@@ -526,7 +526,7 @@ def test_a_threshold_between_very_likely_labels_divides_predictions_too(reviews)
     data = make_data([[0, 0], [1, 1]], reviews, label=["tags"])
     rows = CLASSIFICATION.rows(logits, data)
     assert take_values(CLASSIFICATION.score(rows))["exact_match"] == 1
-    results = name_results(logits, ["dear", "slow"], SEVERAL, find_decided(rows)["thresholds"])
+    results = SEVERAL_LABELS.decide(logits, ["dear", "slow"], find_decided(rows)["thresholds"])
     assert [result["labels"] for result in results] == [[], ["dear", "slow"]]
 
 

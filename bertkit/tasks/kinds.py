@@ -1,0 +1,380 @@
+"""The kinds of labels of a text: one class, several labels, or a number, with all that differs between them.
+
+A kind is told by the `problem_type` of a configuration or by a prediction table. Its labels are (S,) the numbers of
+classes, (S, L), 0 or 1 for each of several labels, or (S,) numbers.
+
+Left out: the cells of a person's own table, which tell the kind first (`bertkit.data.labels`), the losses
+(`bertkit.model.heads`, by `problem_type`), and linear heads, which are told apart by their targets
+(`bertkit.tasks.frozen`).
+
+Shape letters: S rows, L labels.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from scipy.special import expit, softmax
+
+from bertkit.data.labels import REGRESSION, SEPARATOR, SEVERAL, SINGLE, normalise, read_list
+from bertkit.metrics.calibration import find_probabilities, measure_calibration
+from bertkit.metrics.classification import FIXED_THRESHOLD, name_each, score_classes, score_labels, tune_thresholds
+from bertkit.metrics.rows import RowScore, measure_numbers
+from bertkit.metrics.table import (
+    LABEL,
+    NAMES,
+    PREDICTION,
+    PROBABILITY_PREFIX,
+    find_decided,
+    list_names,
+    make_rows,
+    mark_names,
+    number_names,
+    read_numbers,
+    read_probabilities,
+)
+from bertkit.tasks.finetuning import CALIBRATION_ROWS
+from bertkit.tasks.result import add_label_set
+from bertkit.tasks.schema import NUMBER_SCHEMA, PROBABILITY, Schema, make_array, make_object
+from bertkit.tasks.task import Result, check_finite
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from bertkit.model.config import BertConfig
+
+Scores = dict[str, RowScore | float]
+
+
+class Kind:
+    """A kind of label, and its answers."""
+
+    problem_type: str  # of a configuration
+    type: pa.DataType  # of the columns `label` and `prediction` of a prediction table
+    scores: Mapping[str, str]  # key -> name in words; the first one is the score of a run
+    has_names = True  # whether there are labels that a row can have or lack
+    has_several = False  # whether a row may have more than one of them
+
+    def read(self, cell: str, separator: str = SEPARATOR) -> Any:
+        """Return the label, the labels or the number in the cell of a prediction table."""
+        raise NotImplementedError
+
+    def list_classes(self, labels: Sequence[Hashable]) -> Sequence[Hashable]:
+        """Return each label of each row, from the names of `LabelSpace.spell`; none of numbers."""
+        raise NotImplementedError
+
+    def answer_constantly(self, labels: np.ndarray, names: Sequence[str]) -> np.ndarray:
+        """Return the logits (L,) of the best constant answer to the labels of train."""
+        raise NotImplementedError
+
+    def activate(self, logits: "Tensor") -> "Tensor":
+        """Return the probabilities of logits (..., L); numbers as they are."""
+        raise NotImplementedError
+
+    def decide(
+        self,
+        logits: np.ndarray,
+        names: Sequence[str],
+        thresholds: Sequence[float] | None = None,
+        set_limit: float | None = None,
+    ) -> list[Result]:
+        """Return the answers of logits (S, L).
+
+        Args:
+            thresholds: (L,) the probabilities above which each of several labels is an answer; None: fixed ones.
+            set_limit: As in `PredictionSettings`.
+        """
+        raise NotImplementedError
+
+    def describe(self, names: Sequence[str], has_sets: bool) -> Schema:
+        """Return the schema of the answers."""
+        raise NotImplementedError
+
+    def tabulate(
+        self,
+        logits: np.ndarray,
+        labels: np.ndarray | None,
+        names: Sequence[str],
+        thresholds: Sequence[float] | None = None,
+    ) -> pa.Table:
+        """Return the right and the predicted answer of each row, and its probabilities.
+
+        Args:
+            logits: (S, L).
+            labels: The right answers, or None.
+            thresholds: (L,) of several labels; None: tuned on `labels`, or fixed without these.
+        """
+        raise NotImplementedError
+
+    def number(self, cells: Sequence[Any], names: Sequence[str]) -> np.ndarray:
+        """Return the labels of the cells of a prediction table; an unknown class has the number L."""
+        raise NotImplementedError
+
+    def measure(self, rows: pa.Table) -> Scores:
+        """Return the scores of a prediction table, then the counts and thresholds of its labels.
+
+        Predictions that are none of the classes are wrong. Scores of probabilities need a table that has them.
+        """
+        raise NotImplementedError
+
+    def find_wrong(self, rows: pa.Table) -> tuple[np.ndarray, np.ndarray]:
+        """Return (S,) which rows are wrong, and how wrong each is."""
+        raise NotImplementedError
+
+
+class SingleLabel(Kind):
+    """One class."""
+
+    problem_type = SINGLE
+    type = pa.string()
+    scores = {
+        "macro_f1": "macro F1",
+        "accuracy": "accuracy",
+        "weighted_f1": "weighted F1",
+        "matthews_correlation": "Matthews correlation",
+        "roc_auc": "area under the ROC curve",
+        "average_precision": "average precision",
+        **{row.key: row.name for row in CALIBRATION_ROWS},
+    }
+
+    def read(self, cell: str, separator: str = SEPARATOR) -> str:
+        return normalise(cell)
+
+    def list_classes(self, labels: Sequence[Hashable]) -> Sequence[Hashable]:
+        return labels
+
+    def answer_constantly(self, labels: np.ndarray, names: Sequence[str]) -> np.ndarray:
+        return np.eye(len(names))[np.bincount(labels).argmax()]
+
+    def activate(self, logits: "Tensor") -> "Tensor":
+        return logits.softmax(-1)
+
+    def decide(
+        self,
+        logits: np.ndarray,
+        names: Sequence[str],
+        thresholds: Sequence[float] | None = None,
+        set_limit: float | None = None,
+    ) -> list[Result]:
+        results: list[Result] = []
+        for best, values in zip(logits.argmax(1).tolist(), softmax(logits, axis=1).tolist(), strict=True):
+            row = dict(zip(names, values, strict=True))
+            result = {"label": names[best], "probability": values[best], "probabilities": row}
+            results.append(add_label_set(result, row, set_limit))
+        return results
+
+    def describe(self, names: Sequence[str], has_sets: bool) -> Schema:
+        probabilities = make_object(dict.fromkeys(names, PROBABILITY))
+        answer = {"label": {"enum": names}, "probability": PROBABILITY, "probabilities": probabilities}
+        return make_object(answer | ({"label_set": make_array({"enum": names})} if has_sets else {}))
+
+    def tabulate(
+        self,
+        logits: np.ndarray,
+        labels: np.ndarray | None,
+        names: Sequence[str],
+        thresholds: Sequence[float] | None = None,
+    ) -> pa.Table:
+        logits, spelled = check_finite(logits), np.array(names, object)
+        columns = {} if labels is None else {LABEL: spelled[labels]}
+        columns[PREDICTION] = spelled[logits.argmax(axis=1)]
+        columns |= name_probabilities(find_probabilities(logits, several=False), names)
+        return make_rows(columns, names=list(names))
+
+    def number(self, cells: Sequence[Any], names: Sequence[str]) -> np.ndarray:
+        return number_names(cells, names)
+
+    def measure(self, rows: pa.Table) -> Scores:
+        names = list_names(rows)
+        predictions, labels = (number_names(rows.column(name).to_pylist(), names) for name in (PREDICTION, LABEL))
+        probabilities = read_probabilities(rows, names)
+        found: Scores = dict(score_classes(predictions, labels, names, probabilities))
+        found |= name_each("count", names, np.bincount(labels, minlength=len(names)).tolist())
+        return found if probabilities is None else found | measure_calibration(probabilities, labels)
+
+    def find_wrong(self, rows: pa.Table) -> tuple[np.ndarray, np.ndarray]:
+        labels, predictions = (rows.column(name).to_pylist() for name in (LABEL, PREDICTION))
+        is_wrong = np.array([label != found for label, found in zip(labels, predictions, strict=True)], bool)
+        names = list_names(rows)
+        if (probabilities := read_probabilities(rows, names)) is None:
+            return is_wrong, is_wrong.astype(float)
+        return is_wrong, 1 - probabilities[np.arange(len(rows)), number_names(labels, names)]
+
+
+class SeveralLabels(Kind):
+    """Any number of labels, each of which is right or wrong by itself."""
+
+    problem_type = SEVERAL
+    type = NAMES
+    has_several = True
+    scores = {
+        "macro_f1": "macro F1",
+        "micro_f1": "micro F1",
+        "exact_match": "exact match",
+        "fixed_macro_f1": "macro F1 at 0.5",
+        "fixed_micro_f1": "micro F1 at 0.5",
+        **{row.key: row.name for row in CALIBRATION_ROWS},
+    }
+
+    def read(self, cell: str, separator: str = SEPARATOR) -> list[str]:
+        parts = read_list(cell)
+        return [normalise(part) for part in (cell.split(separator) if parts is None else parts) if part.strip()]
+
+    def list_classes(self, labels: Sequence[Hashable]) -> Sequence[Hashable]:
+        return [name for row in labels for name in row]
+
+    def answer_constantly(self, labels: np.ndarray, names: Sequence[str]) -> np.ndarray:
+        return np.where(labels.mean(0) > 0.5, 1.0, -1.0)
+
+    def activate(self, logits: "Tensor") -> "Tensor":
+        return logits.sigmoid()
+
+    def decide(
+        self,
+        logits: np.ndarray,
+        names: Sequence[str],
+        thresholds: Sequence[float] | None = None,
+        set_limit: float | None = None,
+    ) -> list[Result]:
+        limits = thresholds or [FIXED_THRESHOLD] * len(names)
+        results: list[Result] = []
+        # In 64 bits, as for the thresholds: fp32 rounds the probabilities of likely labels to 1.
+        for values in expit(logits.astype(np.float64)).tolist():
+            row = dict(zip(names, values, strict=True))
+            labels = [name for name, value, limit in zip(names, values, limits, strict=True) if value > limit]
+            results.append(add_label_set({"labels": labels, "probabilities": row}, row, set_limit))
+        return results
+
+    def describe(self, names: Sequence[str], has_sets: bool) -> Schema:
+        probabilities, labels = make_object(dict.fromkeys(names, PROBABILITY)), make_array({"enum": names})
+        answer = {"labels": labels, "probabilities": probabilities}
+        return make_object(answer | ({"label_set": labels} if has_sets else {}))
+
+    def tabulate(
+        self,
+        logits: np.ndarray,
+        labels: np.ndarray | None,
+        names: Sequence[str],
+        thresholds: Sequence[float] | None = None,
+    ) -> pa.Table:
+        probabilities = find_probabilities(check_finite(logits), several=True)
+        if thresholds is None and labels is not None:
+            thresholds = tune_thresholds(probabilities, labels).tolist()
+        predicted = probabilities > np.array(thresholds or [FIXED_THRESHOLD] * len(names))
+        columns = {} if labels is None else {LABEL: spell_marks(labels, names)}
+        columns[PREDICTION] = spell_marks(predicted, names)
+        facts = {"decided": {"thresholds": list(thresholds)}} if thresholds else {}
+        return make_rows(columns | name_probabilities(probabilities, names), names=list(names), **facts)
+
+    def number(self, cells: Sequence[Any], names: Sequence[str]) -> np.ndarray:
+        return mark_names(cells, names)
+
+    def measure(self, rows: pa.Table) -> Scores:
+        names = list_names(rows)
+        predictions, labels = (mark_names(rows.column(name).to_pylist(), names) for name in (PREDICTION, LABEL))
+        probabilities = read_probabilities(rows, names)
+        found: Scores = dict(score_labels(predictions, labels, names, probabilities))
+        found |= name_each("count", names, labels.sum(0).tolist())
+        if thresholds := find_decided(rows).get("thresholds"):
+            found |= name_each("threshold", names, thresholds)
+        return found if probabilities is None else found | measure_calibration(probabilities, labels)
+
+    def find_wrong(self, rows: pa.Table) -> tuple[np.ndarray, np.ndarray]:
+        labels, predictions = (list(map(sorted, rows.column(name).to_pylist())) for name in (LABEL, PREDICTION))
+        is_wrong = np.array([label != found for label, found in zip(labels, predictions, strict=True)], bool)
+        names = list_names(rows)
+        if (probabilities := read_probabilities(rows, names)) is None:
+            return is_wrong, is_wrong.astype(float)
+        return is_wrong, np.abs(probabilities - mark_names(labels, names)).mean(axis=1)
+
+
+class Number(Kind):
+    """A number; a model of transformers may also have several, each with a name."""
+
+    problem_type = REGRESSION
+    type = pa.float64()
+    has_names = False
+    scores = {
+        "pearson": "Pearson correlation",
+        "spearmanr": "Spearman correlation",
+        "rmse": "root mean squared error",
+        "r2": "R²",
+    }
+
+    def read(self, cell: str, separator: str = SEPARATOR) -> float:
+        return float(cell)
+
+    def list_classes(self, labels: Sequence[Hashable]) -> Sequence[Hashable]:
+        return []
+
+    def answer_constantly(self, labels: np.ndarray, names: Sequence[str]) -> np.ndarray:
+        return labels.mean(keepdims=True)
+
+    def activate(self, logits: "Tensor") -> "Tensor":
+        return logits
+
+    def decide(
+        self,
+        logits: np.ndarray,
+        names: Sequence[str],
+        thresholds: Sequence[float] | None = None,
+        set_limit: float | None = None,
+    ) -> list[Result]:
+        if len(names) == 1:
+            return [{"score": value} for value in logits[:, 0].tolist()]
+        return [{"scores": dict(zip(names, row, strict=True))} for row in logits.tolist()]
+
+    def describe(self, names: Sequence[str], has_sets: bool) -> Schema:
+        if len(names) == 1:
+            return make_object({"score": NUMBER_SCHEMA})
+        return make_object({"scores": make_object(dict.fromkeys(names, NUMBER_SCHEMA))})
+
+    def tabulate(
+        self,
+        logits: np.ndarray,
+        labels: np.ndarray | None,
+        names: Sequence[str],
+        thresholds: Sequence[float] | None = None,
+    ) -> pa.Table:
+        columns = {} if labels is None else {LABEL: labels.astype(np.float64)}
+        return make_rows(columns | {PREDICTION: check_finite(logits)[:, 0].astype(np.float64)})
+
+    def number(self, cells: Sequence[Any], names: Sequence[str]) -> np.ndarray:
+        return np.array(cells, np.float64)
+
+    def measure(self, rows: pa.Table) -> Scores:
+        return dict(measure_numbers(read_numbers(rows, PREDICTION), read_numbers(rows, LABEL)))
+
+    def find_wrong(self, rows: pa.Table) -> tuple[np.ndarray, np.ndarray]:
+        errors = np.abs(read_numbers(rows, PREDICTION) - read_numbers(rows, LABEL))
+        return errors > np.sqrt(np.mean(errors**2)), errors
+
+
+ONE_NUMBER, SEVERAL_LABELS, SINGLE_LABEL = Number(), SeveralLabels(), SingleLabel()
+# problem_type -> kind; where answers look like several of them, the first one is meant.
+LABEL_KINDS: dict[str, Kind] = {kind.problem_type: kind for kind in (ONE_NUMBER, SEVERAL_LABELS, SINGLE_LABEL)}
+
+
+def find_kind(rows: pa.Table) -> Kind:
+    """Return the kind of the predictions of a table, or of the labels of a table without them."""
+    form = rows.schema.field(PREDICTION if PREDICTION in rows.column_names else LABEL).type
+    if pa.types.is_list(form) or pa.types.is_large_list(form):
+        return SEVERAL_LABELS
+    return ONE_NUMBER if pa.types.is_floating(form) or pa.types.is_integer(form) else SINGLE_LABEL
+
+
+def find_trained_kind(config: "BertConfig") -> Kind:
+    """Return the kind of a classifier, which many configurations leave to the number of labels."""
+    usual = ONE_NUMBER if config.num_labels == 1 else SINGLE_LABEL
+    return LABEL_KINDS[config.problem_type] if config.problem_type else usual
+
+
+def spell_marks(marks: np.ndarray, names: Sequence[str]) -> pa.Array:
+    """Return the names whose mark (S, L) is not 0, for each row."""
+    return pa.array([[names[label] for label in np.flatnonzero(row)] for row in marks], NAMES)
+
+
+def name_probabilities(probabilities: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Return the columns of the probabilities (S, L) in a prediction table."""
+    return {f"{PROBABILITY_PREFIX}{name}": column for name, column in zip(names, probabilities.T, strict=True)}
