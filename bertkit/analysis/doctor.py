@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bertkit.analysis.expected import EXPECTED, choose_models, find_expected, tabulate_expected
+from bertkit.analysis.expected import EXPECTED, ROWS, choose_models, find_expected, tabulate_expected
 from bertkit.analysis.label_errors import LABEL_ERRORS, describe_label_errors, predict_by_vectors
 from bertkit.data.duplicates import ROWS_A_CHECK, TRAIN_SPLIT, find_near, hash_bands, number_answers
 from bertkit.data.formats.line import TYPED_ROW, raise_errors
@@ -139,12 +139,13 @@ def expect_scores(diagnosis: Diagnosis, models: Sequence[str], report: Report) -
     Args:
         models: Checkpoints to compare; none: the recipe's, if its weights are on this disk.
     """
-    task, rows = TASKS[diagnosis.recipe.task], diagnosis.rows.get(TRAIN_SPLIT)
-    if rows is None or rows.labels is None or not getattr(task, "baselines", ()):
+    rows = diagnosis.rows.get(TRAIN_SPLIT)
+    if type(diagnosis.train) not in ROWS or rows.labels is None:
         return None
-    chosen = choose_models(models, diagnosis.recipe.checkpoint)
-    keys, longest = diagnosis.checked.keys[TRAIN_SPLIT], diagnosis.recipe.data["max_length"]
-    return find_expected(task, diagnosis.train, rows, keys, chosen, longest, report)
+    recipe, groups = diagnosis.recipe, np.asarray(rows.groups)
+    chosen = choose_models(models, recipe.checkpoint, report)
+    keys, longest = diagnosis.checked.keys[TRAIN_SPLIT], recipe.data["max_length"]
+    return find_expected(TASKS[recipe.task], diagnosis.train, groups, keys, chosen, longest, report)
 
 
 def add_expected(diagnosis: Diagnosis, models: Sequence[str], report: Report) -> Diagnosis:

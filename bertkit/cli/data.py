@@ -45,8 +45,8 @@ def doctor(
     model: Annotated[
         list[str] | None,
         SourceOption(
-            help="Checkpoint that counts tokens, finds label errors and says what to expect (default: the task's); "
-            "the option again compares several.",
+            help="Checkpoint whose tokenizer counts tokens, and whose vectors find label errors and give expected "
+            "scores (default: the task's); repeat it to compare expected scores.",
             metavar="NAME",
         ),
     ] = None,
@@ -71,8 +71,8 @@ def doctor(
 
     The splits are those that training would use. Rows are compared in lower case, with white space folded. Single texts
     with one label are also searched for label errors, if the weights of --model are on this disk, by frozen vectors in
-    seconds; --folds finds them more surely, by fine-tuning, and continues in --output where it was stopped. Scores of
-    simple baselines on the training rows, and of twice as many rows, say what to expect.
+    seconds; --folds finds them more surely, by fine-tuning, and continues in --output where it was stopped. Without
+    --write, the scores of simple baselines on the training rows follow, and a forecast for twice as many rows.
 
     $ bertkit doctor reviews.csv --text title,body --label stars
 
@@ -140,12 +140,15 @@ def doctor(
         if folds:
             folder = output or Path("runs/doctor")
             found = fine_tune_folds(screen, diagnosis.rows["train"], written, given, folds, workers, folder)
-            diagnosis = add_expected(diagnosis.add(**{LABEL_ERRORS: found}), models, screen.say)
-            write_json(diagnosis.findings, folder / DOCTOR_FILE)
+            diagnosis = diagnosis.add(**{LABEL_ERRORS: found})
         else:
-            diagnosis = add_expected(suspect_labels(diagnosis, screen.say), models, screen.say)
+            diagnosis = suspect_labels(diagnosis, screen.say)
         if found := diagnosis.findings.get(LABEL_ERRORS):
             screen.show_table(tabulate_label_errors(found))
+        if write is None:
+            diagnosis = add_expected(diagnosis, models, screen.say)
+        if folds:
+            write_json(diagnosis.findings, folder / DOCTOR_FILE)
         if found := diagnosis.findings.get(EXPECTED):
             screen.show_table(tabulate_expected(found))
             screen.say(describe_expected(found))

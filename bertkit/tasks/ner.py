@@ -328,7 +328,7 @@ class NerTask(FineTuningTask):
         return gather_words(best, batch["labels"] != IGNORED)
 
     def rows(self, summaries: np.ndarray, data: NerData, decided: Mapping[str, Any] | None = None) -> pa.Table:
-        """Return `tabulate_tags` of the predicted tags."""
+        """Return the right and the predicted tags, and the counts of entities; see `tabulate_tags`."""
         return tabulate_tags(get_words(data).text, decide(summaries, data))
 
     def score(self, rows: pa.Table) -> dict[str, RowScore | float]:

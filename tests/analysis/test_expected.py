@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import bertkit
-from bertkit.analysis.expected import SHARES, describe_expected, forecast, plot_expected, tabulate_expected
+from bertkit.analysis.expected import SHARES, TextRows, describe_expected, forecast, plot_expected, tabulate_expected
 from tests.official import write_checkpoint, write_conll, write_reviews
 
 BASELINES = ["constant answer", "TF-IDF", "frozen vectors"]
@@ -47,15 +47,16 @@ def test_a_word_that_decides_is_found_by_folds(root, label, metric, least):
     assert curve["forecast"]["low"] <= curve["forecast"]["score"] <= curve["forecast"]["high"] <= 1
 
 
-def test_labels_by_chance_promise_nothing(root, tmp_path):
-    """More rows of noise do not help, and no one is above chance by more than its interval."""
+@pytest.mark.parametrize("draw", [lambda rng: rng.integers(2), lambda rng: f"{rng.normal():.4f}"])
+def test_labels_by_chance_promise_nothing(root, tmp_path, draw):
+    """Each row is there twice, and is never predicted by a head that has seen it; numbers correlate with nothing."""
     rng = np.random.default_rng(0)
-    rows = [f"{' '.join(rng.choice(list('abcdefgh'), 6))},{rng.integers(2)}" for _ in range(200)]
+    rows = [f"{' '.join(rng.choice(list('abcdefgh'), 6))},{draw(rng)}" for _ in range(120)] * 2
     (tmp_path / "noise.csv").write_text("\n".join(["title,stars", *rows, ""]), encoding="utf-8")
     found = expect(root, "stars", "bert", data=tmp_path / "noise.csv")
-    for one in found["baselines"][1:]:
-        assert one["low"] < 0.5
-    assert found["curve"]["forecast"]["low"] < 0.55
+    chance = 0.5 if found["metric"] == "macro_f1" else 0.0
+    for baseline in found["baselines"][1:]:
+        assert baseline.get("low", baseline["score"]) <= chance
 
 
 def test_pairs_have_the_vectors_of_both_texts(root, tmp_path):
@@ -67,37 +68,62 @@ def test_pairs_have_the_vectors_of_both_texts(root, tmp_path):
     (tmp_path / "pairs.csv").write_text("\n".join(["title,body,stars", *rows, ""]), encoding="utf-8")
     found = expect(root, "stars", "bert", text=["title", "body"], data=tmp_path / "pairs.csv", max_length=10)
     scores = {one["name"]: one["score"] for one in found["baselines"]}
-    assert list(scores) == [*BASELINES, "vectors of both texts"]
-    assert scores["vectors of both texts"] > 0.9 > scores["TF-IDF"]
+    assert list(scores) == BASELINES
+    assert scores["frozen vectors"] > 0.9 > scores["TF-IDF"]
     assert found["baselines"][-1]["truncated"] == found["rows"], "4 + 4 words, [CLS] and two [SEP] are 11 tokens"
 
 
-def test_words_have_a_curve_too(root):
-    write_conll(root / "ner")
-    found = bertkit.expect(root / "ner", task="ner", model=root / "bert")
-    assert [one["name"] for one in found["baselines"]] == ["constant answer", "words"]
+def test_sentences_with_tags_have_a_baseline_of_words(root, tmp_path):
+    """Checkpoints are not compared; with enough sentences there is a forecast."""
+    write_conll(tmp_path)
+    models, lines = [root / "bert", root / "other"], []
+    found = bertkit.expect(tmp_path, task="ner", model=models, report=lines.append)
+    assert [one["name"] for one in found["baselines"]] == ["constant answer", "words alone"]
     assert found["baselines"][1]["score"] > found["baselines"][0]["score"] == 0
     assert "curve" not in found, "48 sentences"
+    assert any(line.startswith("checkpoints are not compared") for line in lines)
+    names = ["Ann", "Bob", "Carla", "Dora"]
+    rng = np.random.default_rng(0)
+    blocks = [f"{names[rng.integers(4)]} B-PER\nsees O\nword{number} O\n" for number in range(150)]
+    (tmp_path / "long").mkdir()
+    for split, part in (("train", blocks), ("dev", blocks[:20])):
+        (tmp_path / "long" / f"{split}.conll").write_text("\n".join(part), encoding="utf-8")
+    found = bertkit.expect(tmp_path / "long", task="ner", model=root / "bert")
+    assert found["curve"]["forecast"]["rows"] == 300
+    assert tabulate_expected(found).heads == ("", "F1 (%)", "95 % interval")
 
 
 def test_a_known_curve_is_prolonged():
     """Twice as many rows of 0.9 - 2 / sqrt(n) are known."""
     sizes, rng = [100, 200, 400, 800], np.random.default_rng(0)
-    truth = 0.9 - 2 * np.array([*sizes, 1000, 2000.0]) ** -0.5
-    found = forecast(sizes, truth[:4, None] + rng.normal(0, 0.002, (4, 10)), truth[3], 0.005, 1000)
-    assert found["score"] == pytest.approx(truth[5], abs=0.006)
-    assert found["low"] < truth[5] < found["high"]
-    assert found["gain_low"] < truth[5] - truth[4] < found["gain_high"]
-    flat = forecast(sizes, 0.8 + rng.normal(0, 0.01, (4, 10)), 0.8, 0.005, 1000)
+    truth = 0.9 - 2 * np.array([*sizes, 1600.0]) ** -0.5
+    now = {"score": truth[3], "low": truth[3] - 0.01, "high": truth[3] + 0.01}
+    found = forecast(sizes, truth[:4, None] + rng.normal(0, 0.002, (4, 10)), now, 1000)
+    assert found["score"] == pytest.approx(truth[4], abs=0.006)
+    assert found["score"] == pytest.approx(now["score"] + found["gain"])
+    assert found["low"] < truth[4] < found["high"]
+    assert found["gain_low"] < truth[4] - truth[3] < found["gain_high"]
+    flat = forecast(sizes, 0.8 + rng.normal(0, 0.01, (4, 10)), now, 1000)
     assert flat["gain"] < 0.01
     assert flat["gain_low"] == 0
+
+
+def test_the_interval_has_an_error_that_all_draws_share():
+    """They are of the same rows: each size has its own error, and 80 % of the intervals have the true gain."""
+    sizes, rng = [100, 200, 400, 800], np.random.default_rng(0)
+    truth, inside = 0.9 - 2 * np.array([*sizes, 1600.0]) ** -0.5, 0
+    for _ in range(100):
+        scores = truth[:4, None] + rng.normal(0, 0.01, (4, 1)) + rng.normal(0, 0.01, (4, 10))
+        found = forecast(sizes, scores, {"score": 0.8, "low": 0.78, "high": 0.82}, 1000)
+        inside += found["gain_low"] <= truth[4] - truth[3] <= found["gain_high"]
+    assert inside >= 80
 
 
 def test_few_rows_have_no_forecast(root, tmp_path):
     write_reviews(tmp_path / "few.csv", 60)
     found = expect(root, "stars", "bert", data=tmp_path / "few.csv")
     assert "curve" not in found
-    assert describe_expected(found).startswith("what more rows bring is forecast from 100 rows on")
+    assert describe_expected(found) == "no forecast for more rows: fewer than 100 training rows"
 
 
 def test_the_doctor_compares_checkpoints(root, call):
@@ -109,11 +135,9 @@ def test_the_doctor_compares_checkpoints(root, call):
     assert [one.get("model") for one in found["baselines"]] == [None, None, *models]
     assert describe_expected(found) in " ".join(out.split())
     table = tabulate_expected(found)
-    assert table.heads == ("", "parameters", "tokens a second", "truncated", "macro F1 (%)", "95 % interval")
-    assert [row[0].lines[0][0] for row in table.rows] == [
-        *BASELINES[:2],
-        *(f"frozen vectors of {n}" for n in ("bert", "other")),
-    ]
+    assert table.heads == ("", "macro F1 (%)", "95 % interval", "parameters", "tokens a second", "truncated rows")
+    names = [*BASELINES[:2], *(f"frozen vectors of {model}" for model in models)]
+    assert [row[0].lines[0][0] for row in table.rows] == names
 
 
 def test_python_and_the_page_have_it(root):
@@ -128,15 +152,34 @@ def test_python_and_the_page_have_it(root):
         bertkit.expect(rows, task="clasify")
 
 
-def test_one_predicted_class_has_no_interval_and_large_groups_no_forecast(root, tmp_path):
-    """CoLA's correlation of a constant answer is 0 in every sample."""
-    lines = [f"word{number % 7} word{number % 5},{int(number % 20 == 0)},{number % 4}" for number in range(120)]
+def test_large_groups_have_no_forecast(root, tmp_path):
+    lines = [f"word{number % 7} word{number % 5},{int(number % 20 == 0)},{number % 4}" for number in range(200)]
     (tmp_path / "rare.csv").write_text("\n".join(["title,stars,part", *lines, ""]), encoding="utf-8")
     found = expect(root, "stars", data=tmp_path / "rare.csv", group="part")
-    assert "curve" not in found
-    assert [one["name"] for one in found["baselines"]][:2] == BASELINES[:2]
+    assert found["no_forecast"] == "a group has 10% of the rows or more"
+
+
+def test_vectors_that_tell_nothing_have_no_forecast(root, tmp_path):
+    """All answers are alike, so that CoLA's correlation is 0 in every sample and has no interval."""
+    (tmp_path / "CoLA").mkdir()
+    rng = np.random.default_rng(0)
+    lines = [f"x\t{int(number % 10 > 0)}\t\t{' '.join(rng.choice(list('abcdefgh'), 6))}" for number in range(200)]
+    (tmp_path / "CoLA" / "train.tsv").write_text("\n".join([*lines, ""]), encoding="utf-8")
+    (tmp_path / "CoLA" / "dev.tsv").write_text("\n".join([*lines[:20], ""]), encoding="utf-8")
+    found = bertkit.expect(tmp_path, task="cola", model=root / "bert")
+    assert "low" not in found["baselines"][1]
+    assert describe_expected(found) == "no forecast for more rows: no baseline is above a constant answer"
+
+
+def test_at_most_some_rows_are_read(root, monkeypatch):
+    monkeypatch.setattr(TextRows, "most", 80)
+    found = expect(root, "stars", "bert")
+    assert found["rows"] == 80 < found["of"]
+    assert "on 80 of " in tabulate_expected(found).caption
 
 
 def test_without_weights_on_this_disk_texts_have_tf_idf(root):
-    found = expect(root, "stars")
+    lines = []
+    found = expect(root, "stars", report=lines.append)
+    assert any("are not on this disk: no expected score of its vectors" in line for line in lines)
     assert [one["name"] for one in found["baselines"]] == BASELINES[:2]

@@ -18,6 +18,7 @@ PLAN = {  # data -> rows
     "RTE": (300, 1000),
     "WNUT-17": (100, 300, 1000, 3000),
 }
+TYPES = "types"  # the types of names in each sentence of WNUT-17, as several labels of a text
 LIMITED = ("SST-2", "topics", "WNUT-17")  # data with other lengths, and within a time
 COMMANDS = {  # way -> options of a run
     "auto": (),
@@ -68,6 +69,18 @@ def read_sentences(folder: Path) -> tuple[Rows, Rows]:
     )
 
 
+def read_types(folder: Path) -> tuple[Rows, Rows]:
+    """Read sentences with the types of their names as labels."""
+    found = []
+    for sentences in read_sentences(folder):
+        lines = [[line.split() for line in sentence.splitlines()] for sentence in sentences]
+        types = [sorted({line[-1][2:] for line in words if line[-1] != "O"}) for words in lines]
+        texts = [" ".join(line[0] for line in words) for words in lines]
+        found.append([{"text": text, "label": names} for text, names in zip(texts, types, strict=True) if names])
+    train, dev = found
+    return train, dev
+
+
 # data -> command, columns of texts, folder, reader
 READERS: dict[str, tuple[tuple[str, ...], tuple[str, ...], str, Callable[[Path], tuple[Rows, Rows]]]] = {
     "SST-2": (("classify",), ("text",), "glue/SST-2", lambda folder: read_glue(folder, 0, 1)),
@@ -75,6 +88,7 @@ READERS: dict[str, tuple[tuple[str, ...], tuple[str, ...], str, Callable[[Path],
     "STS-B": (("classify",), ("text1", "text2"), "glue/STS-B", lambda folder: read_glue(folder, 7, 8, 9)),
     "RTE": (("classify",), ("text1", "text2"), "glue/RTE", lambda folder: read_glue(folder, 1, 2, 3)),
     "topics": (("classify",), ("text",), "squad/train-v1.1.json", read_topics),
+    TYPES: (("classify",), ("text",), "ner/wnut17", read_types),
     "WNUT-17": (("ner",), (), "ner/wnut17", read_sentences),
 }
 
