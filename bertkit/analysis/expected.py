@@ -13,6 +13,7 @@ Shape letters: S rows, L labels, H hidden, M words, N sizes.
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -305,15 +306,17 @@ def tabulate_expected(expected: Mapping[str, Any]) -> Table:
     """Return the table of the baselines."""
     row, lines = find_row(TASKS[expected["task"]].table, expected["metric"]), []
     for baseline in expected["baselines"]:
-        limits = f"{row.show(baseline['low'])} to {row.show(baseline['high'])}" if "low" in baseline else ""
+        score = row.show(baseline["score"])
+        if "low" in baseline:
+            score += f" ({row.show(baseline['low'])} to {row.show(baseline['high'])})"
         facts = [""] * 3
         if "model" in baseline:
             facts = [f"{baseline['parameters'] / 1e6:.1f} M", f"{baseline['tokens_per_second']:,.0f}"]
             facts.append(f"{baseline['truncated']:,}")
-        lines.append([name_baseline(baseline), row.show(baseline["score"]), limits, *facts])
-    heads = ["", row.head, "95 % interval", "parameters", "tokens a second", "truncated rows"]
+        lines.append([name_baseline(baseline), score, *facts])
+    heads = ["", f"{row.head}, 95 % interval", "parameters", "tokens/s", "truncated"]
     if not any("model" in baseline for baseline in expected["baselines"]):
-        heads, lines = heads[:3], [line[:3] for line in lines]
+        heads, lines = heads[:2], [line[:2] for line in lines]
     read, total = expected["rows"], expected["of"]
     some = f"{read:,}" if read == total else f"{read:,} of {total:,}"
     return make_table(f"Expected scores: simple baselines on {some} training rows, by folds", heads, lines)
@@ -332,8 +335,10 @@ def plot_expected(expected: Mapping[str, Any]) -> Plot:
 
 
 def name_baseline(baseline: Mapping[str, Any]) -> str:
-    """Return the name of a baseline, with its checkpoint."""
-    return f"{baseline['name']} of {baseline['model']}" if "model" in baseline else baseline["name"]
+    """Return the name of a baseline, with the last two parts of its checkpoint: the whole of a name on the Hub."""
+    if "model" not in baseline:
+        return baseline["name"]
+    return f"{baseline['name']} of {'/'.join(Path(baseline['model']).parts[-2:])}"
 
 
 def describe_expected(expected: Mapping[str, Any]) -> str:

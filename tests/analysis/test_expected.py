@@ -90,7 +90,7 @@ def test_sentences_with_tags_have_a_baseline_of_words(root, tmp_path):
         (tmp_path / "long" / f"{split}.conll").write_text("\n".join(part), encoding="utf-8")
     found = bertkit.expect(tmp_path / "long", task="ner", model=root / "bert")
     assert found["curve"]["forecast"]["rows"] == 300
-    assert tabulate_expected(found).heads == ("", "F1 (%)", "95 % interval")
+    assert tabulate_expected(found).heads == ("", "F1 (%), 95 % interval")
 
 
 def test_a_known_curve_is_prolonged():
@@ -135,8 +135,8 @@ def test_the_doctor_compares_checkpoints(root, call):
     assert [one.get("model") for one in found["baselines"]] == [None, None, *models]
     assert describe_expected(found) in " ".join(out.split())
     table = tabulate_expected(found)
-    assert table.heads == ("", "macro F1 (%)", "95 % interval", "parameters", "tokens a second", "truncated rows")
-    names = [*BASELINES[:2], *(f"frozen vectors of {model}" for model in models)]
+    assert table.heads == ("", "macro F1 (%), 95 % interval", "parameters", "tokens/s", "truncated")
+    names = [*BASELINES[:2], *(f"frozen vectors of {root.name}/{name}" for name in ("bert", "other"))]
     assert [row[0].lines[0][0] for row in table.rows] == names
 
 
