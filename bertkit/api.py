@@ -108,7 +108,6 @@ def train(
         The run; with folds or restarts a list of runs, of which only the best keeps its weights.
 
     Raises:
-        UsageError: A keyword, the data or the directory is wrong; nothing is overwritten.
         Interrupted: SIGTERM or SIGINT was received; a checkpoint was saved.
     """
     if task not in TASKS:

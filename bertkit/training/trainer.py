@@ -39,7 +39,6 @@ def train(trainer: "BertTrainer", checkpoint: Path | None, report: Report) -> No
 
     Raises:
         Interrupted: SIGTERM or SIGINT was received; a checkpoint was saved.
-        UsageError: The loss or a weight is NaN or infinite.
         UnpicklingError: The checkpoint holds pickled code, which torch does not execute.
     """
     if checkpoint:

@@ -72,8 +72,6 @@ def convert(qa: Path, evidence: Path, output: Path, report: Report = ignore) -> 
         answer in the first words) and `missing` (not a text file in the folder).
 
     Raises:
-        UsageError: `qa` is not a TriviaQA file with answers and Wikipedia pages, `output` exists, or no document has an
-            answer.
         OSError: `output` cannot be written.
     """
     if output.exists():

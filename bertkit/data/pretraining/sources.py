@@ -340,7 +340,6 @@ def _list_files(directory: str) -> list[str]:
 
     Raises:
         OSError: A folder cannot be accessed.
-        UsageError: There are no text files.
     """
 
     def refuse(error: OSError) -> None:
