@@ -20,7 +20,7 @@ from bertkit.cli.options import (
     scores,
     split_names,
 )
-from bertkit.errors import UsageError, explain_disk_error, explain_missing
+from bertkit.errors import UsageError, explain_disk_error, explain_missing, pluralize
 from bertkit.system.hub import check_checkpoint, check_path
 
 Precision = Annotated[str, typer.Option("--precision", help="auto (bf16 where it is faster), fp32, bf16 or fp16.")]
@@ -159,8 +159,8 @@ def predict(
             again = f"bertkit evaluate {quote(run)} --data {quote(source)}"
             complain(f"{line}; {again} gives intervals, mistakes and rows also in train")
         if tally.errors:
-            count = f"{tally.errors:,} input{'s' * (tally.errors > 1)}"
-            raise UsageError(f"{count} cannot be predicted; the output gives the reason for each")
+            failed = pluralize(tally.errors, "input")
+            raise UsageError(f"{failed} cannot be predicted; the output gives the reason for each")
 
 
 @app.command()

@@ -20,7 +20,7 @@ from bertkit.data.duplicates import TRAIN_SPLIT
 from bertkit.data.labels import LABEL_NAMES, fit_separator
 from bertkit.data.sequences import IGNORED, batch_by_length
 from bertkit.data.splits import DROP, UNLABELLED
-from bertkit.errors import UsageError, explain_refusal
+from bertkit.errors import UsageError, explain_refusal, pluralize
 from bertkit.inference.predictor import Predictor, find_export
 from bertkit.metrics.calibration import temper
 from bertkit.metrics.classification import FIXED_THRESHOLD
@@ -31,7 +31,6 @@ from bertkit.model.checkpoint import find_file
 from bertkit.reports.tables import (
     OWN_DATA,
     Table,
-    count,
     list_shown,
     name_limits,
     tabulate_labels,
@@ -109,9 +108,9 @@ class EvaluatedSplit:
     def describe(self) -> Iterator[str]:
         """Yield lines about leaks, choices, mistakes and files."""
         if leaks := self.metrics.get("leaks"):
-            yield f"{leaks:,} of {count(len(self.rows), 'row')} also {'occurs' if leaks == 1 else 'occur'} in train"
+            yield f"{leaks:,} of {pluralize(len(self.rows), 'row')} also {'occurs' if leaks == 1 else 'occur'} in train"
         yield from (line for line in self.task.comment(self.metrics) if not line.startswith("warning: "))
-        mistakes = count(len(find_mistakes(self.rows)), "mistake")
+        mistakes = pluralize(len(find_mistakes(self.rows)), "mistake")
         if not find_kind(self.rows).has_names:
             mistakes = f"{mistakes} above the root mean squared error"
         yield f"{mistakes}, the worst first, and scores: {self.output}"
@@ -139,7 +138,9 @@ def open_scored(run: str, predictor: Predictor) -> ScoredModel:
     ]
     if config.tau is not None:
         fitting = fitting[::-1]  # of two versions the second one has a tau
-    task = TASKS[recipe.task] if recipe else fitting[0] if fitting else None
+    task = fitting[0] if fitting else None
+    if recipe:
+        task = TASKS[recipe.task]
     if task is None or not task.metric or task.lower_is_better:
         raise UsageError(f"{run} has no labels to score; give a fine-tuned model")
     if recipe is None:
@@ -203,8 +204,8 @@ def evaluate(
         raise UsageError(f"{task.name} reads columns of fixed names; leave out --{max(unknown)}")
     texts, pairs = len(columns.get("text", ())), scored.settings.pairs
     if texts > 2 or (texts and pairs is not None and texts != 1 + pairs):
-        reads = "one text or two" if pairs is None else count(1 + pairs, "text")
-        raise UsageError(f"{run} reads {reads}, but --text names {count(texts, 'column')}; name as many")
+        reads = "one text or two" if pairs is None else pluralize(1 + pairs, "text")
+        raise UsageError(f"{run} reads {reads}, but --text names {pluralize(texts, 'column')}; name as many")
     folder = Path(run)
     if not folder.is_dir() and (output is None or given is None):
         raise UsageError(
@@ -242,7 +243,7 @@ def list_tables(found: EvaluatedSplit) -> Iterator[Table]:
     """Yield the table of scores with intervals and baselines, and those of each label or type of entity."""
     rows = list_shown(found.task.table, found.task.metric, found.metrics)
     yield replace(
-        tabulate_scores(rows, found.metrics, "score"), caption=f"{found.name}, {count(len(found.rows), 'row')}"
+        tabulate_scores(rows, found.metrics, "score"), caption=f"{found.name}, {pluralize(len(found.rows), 'row')}"
     )
     types = score_types(found.rows) if "strict_found" in found.rows.column_names else {}
     yield from filter(None, (tabulate_labels(found.metrics, found.name), tabulate_types(types, found.name)))
@@ -360,4 +361,4 @@ class LabelCheck:
         shown = [f"{name} {100 * values[key]:.1f} %" for key, name in SHOWN_SCORES.items() if key in values]
         shown = shown or [f"Pearson correlation {values['pearson']:.3f}"]
         others = f" ({self.unknown:,} with labels that the model lacks left out)" if self.unknown else ""
-        return f"{count(len(self.labels), 'row has', 'rows have')} a label{others}: {', '.join(shown)}"
+        return f"{pluralize(len(self.labels), 'row has', 'rows have')} a label{others}: {', '.join(shown)}"

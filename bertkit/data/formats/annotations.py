@@ -197,7 +197,10 @@ def _walk_tasks(rows: Columns) -> Iterator[Marked]:
             kept = sorted((x for x in found if not x.was_cancelled), key=lambda x: (bool(x.ground_truth), x.created_at))
             marks = [one for one in kept[-1].result if str(one.get("type")).endswith("labels")] if kept else []
             spans = convert([one.get("value") for one in marks], list[MarkedSpan])
-        yield (row, texts, spans) if kept else "skipped" if found else UNANNOTATED
+        if kept:
+            yield row, texts, spans
+        else:
+            yield "skipped" if found else UNANNOTATED
         yield from [FURTHER] * len(kept[1:])
 
 
@@ -248,7 +251,10 @@ def _choose_rows(rows: Columns, walked: Iterable[Marked], report: Report) -> Col
     _tell_left_out(rows, left, len(found), report)
     names = dict.fromkeys(name for _, texts, _ in found for name in texts)
     fitting = [x for x in names if all(span.fits(texts.get(x, "")) for _, texts, spans in found for span in spans)]
-    if not (key := TEXT_COLUMN if TEXT_COLUMN in (fitting or names) else fitting[0] if len(fitting) == 1 else ""):
+    key = fitting[0] if len(fitting) == 1 else ""
+    if TEXT_COLUMN in (fitting or names):
+        key = TEXT_COLUMN
+    if not key:
         raise UsageError(f"{rows.source}: the spans fit {fitting or 'none'} of {list(names)}; name the texts text")
     kept = {row: texts | {TEXT_COLUMN: texts.pop(key, ""), SPANS: to_builtins(spans)} for row, texts, spans in found}
     table = write_values(rows.source, iter(kept.items()), rows.unit).table
