@@ -1,4 +1,4 @@
-"""The commands that check and make data and checkpoints: doctor, vocab, corpus, sample, triviaqa, import-tf."""
+"""The commands that check and make data and checkpoints: doctor, vocab, corpus, sample, import-tf."""
 
 import json
 from collections.abc import Mapping
@@ -228,22 +228,6 @@ def import_tf(
 
     with Screen() as screen:
         import_checkpoint(source, output, cased=cased, report=screen.say)
-
-
-@app.command()
-def triviaqa(
-    qa: Annotated[Path, PathArgument(help="Questions of TriviaQA, such as wikipedia-train.json.", metavar="QA.json")],
-    evidence: Annotated[Path, PathOption(help="Folder of TriviaQA's documents.", metavar="DIR")],
-    output: Annotated[Path, PathOption(help="File to write, in SQuAD's format.", metavar="FILE")],
-) -> None:
-    """Convert TriviaQA to a training file for squad --extra-train: paragraphs that contain an answer.
-
-    $ bertkit triviaqa wikipedia-train.json --evidence docs --output trivia.json
-    """
-    from bertkit.data.formats.triviaqa import convert
-
-    with Screen() as screen, explain_disk_error(output):
-        convert(qa, evidence, output, screen.say)
 
 
 @corpora.command("build")

@@ -489,22 +489,11 @@ def test_runs_are_combined(finish, squad, tmp_path):
     assert json.loads(out) == {key: scores[key] for key in ("exact_match", "f1")}
 
 
-def test_triviaqa_becomes_a_file_to_train_on(finish, squad, tmp_path):
-    (tmp_path / "evidence").mkdir()
-    (tmp_path / "evidence" / "Page.txt").write_text("word1 good word2 .", encoding="utf-8")
-    question = {
-        "QuestionId": "tq_1",
-        "Question": "word1 ?",
-        "Answer": {"Value": "good", "Aliases": ["good"], "NormalizedValue": "good", "NormalizedAliases": ["good"]},
-        "EntityPages": [{"Filename": "Page.txt", "Title": "Page", "DocSource": "TagMe"}],
-        "SearchResults": [],
-    }
-    (tmp_path / "qa.json").write_text(json.dumps({"Data": [question], "Domain": "Wikipedia"}), encoding="utf-8")
-    out = finish("triviaqa", "qa.json", "--evidence", "evidence", "--output", "trivia.json")
-    assert out
-    (article,) = json.loads((tmp_path / "trivia.json").read_text())["data"]
-    (paragraph,) = article["paragraphs"]
-    assert paragraph["qas"][0]["answers"] == [{"text": "good", "answer_start": 6}]
+def test_a_file_is_trained_on_first(finish, squad, tmp_path):
+    question = {"id": "q", "question": "word1 ?", "answers": [{"text": "good", "answer_start": 6}]}
+    paragraph = {"context": "word1 good word2 .", "qas": [question]}
+    article = {"title": "Page", "paragraphs": [paragraph]}
+    (tmp_path / "trivia.json").write_text(json.dumps({"version": "1.1", "data": [article]}), encoding="utf-8")
     out = finish(*squad, "--version", "1", "--extra-train", "trivia.json", "--output", "run")
     assert "train 1 questions" in out
     first, second = out.split("then:")
