@@ -23,7 +23,7 @@ PANELS = {  # the parts of --help -> their commands
     "Train": "pretrain classify glue squad swag ner study vocab corpus sample",
     "Use": "predict evaluate features serve",
     "Look": "doctor report compare score",
-    "Share": "push export reproduce import-tf",
+    "Share": "push export reproduce",
 }
 
 
