@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 from bertkit.data.formats.squad import read_squad
@@ -51,3 +52,29 @@ def test_triviaqa_becomes_questions_with_places(tmp_path):
     ]
     assert [question.context for question in questions][:2] == [documents["Lewis.txt"], documents["Prize.txt"]]
     assert "has an answer (" in run_script("squad/triviaqa.py", given[0], "--evidence", tmp_path, *given[3:])
+
+
+def test_finished_runs_make_a_submission(tmp_path):
+    """The chosen runs of a study come first; a name without a run, and WNLI, is filled with the majority class."""
+    answers = {
+        "study/b/cola-2/predictions/CoLA.tsv": "index\tprediction\n0\t0\n",
+        "study/a/wnli-1/predictions/WNLI.tsv": "index\tprediction\n0\t1\n",
+        "mnli/predictions/AX.tsv": "index\tprediction\n0\tneutral\n1\tneutral\n",
+        "ax/predictions/AX.tsv": "index\tprediction\n0\tentailment\n",
+    }
+    for name, text in answers.items():
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(text)
+    chosen = [{"run": "b/cola-2"}, {"run": "a/wnli-1"}]
+    (tmp_path / "study" / "study.json").write_text(json.dumps({"chosen": chosen}))
+    given = [tmp_path / name for name in ("glue.zip", "study", "mnli", "ax")]
+    printed = run_script("glue/submission.py", *given).splitlines()
+    assert printed[0].endswith("CoLA.tsv, 1 of 1,063 answers")
+    assert printed[7].endswith("mnli/predictions/AX.tsv, 2 of 1,104 answers")
+    assert printed[-1] == "WNLI.tsv: filled with 0"
+    with zipfile.ZipFile(tmp_path / "glue.zip") as archive:
+        files = {name: archive.read(name).decode() for name in archive.namelist()}
+    assert len(files) == 11
+    assert (files["CoLA.tsv"], files["AX.tsv"]) == tuple(list(answers.values())[::2])
+    assert files["RTE.tsv"].splitlines() == ["index\tprediction", *(f"{index}\tentailment" for index in range(3000))]
+    assert files["WNLI.tsv"].count("\t0\n") == 146

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 import tomllib
-import zipfile
 from contextlib import suppress
 
 import pytest
@@ -22,8 +21,8 @@ from bertkit import __main__ as program
 from bertkit import cli
 from bertkit.cli import console
 from bertkit.cli.options import app
-from bertkit.inference.glue_submission import SUBMITTED
 from bertkit.reports.tables import make_table
+from bertkit.tasks.glue import BENCHMARKS
 from bertkit.tasks.option import PRETRAINING_OPTIONS
 from tests.corpora import write_text
 from tests.official import (
@@ -153,8 +152,7 @@ MISTAKES = {  # command -> a part of its one line; other tests have the mistakes
     "pretrain --corpus good.txt --output other": "other is not empty and holds no run",
     "corpus build good.txt --vocab bert --output made --workers none": "--workers is 'none'",
     "glue --task rte --data GLUE": "google-bert/bert-base-uncased",
-    "glue --task rte --submit x.zip": "--submit and --submit-partial are for --task all",
-    "glue --task all --data GLUE/RTE --submit x.zip": "CoLA/train.tsv",
+    "glue --task all --data GLUE/RTE --model bert": "CoLA/train.tsv",
     "glue --task rte --data GLUE --workers 2": "--workers is for",
     "glue --task ax --data GLUE": "--model",
     "study study.toml --data GLUE --model bert": "--data ROOT",
@@ -391,27 +389,17 @@ def test_a_grid_prints_its_table_and_a_dry_run_its_cells(finish, glue, tmp_path)
     assert len(list((tmp_path / "runs/rte").rglob("model.safetensors"))) == 1
 
 
-def test_finished_runs_make_a_submission(finish, glue, tmp_path):
-    finish("glue", "--task", "CoLA", *glue, "--output", "runs/glue/cola")
-    submit = ("glue", "--task", "all", "--submit", "some.zip", "--submit-partial")
-    assert "11 files would be written to some.zip" in finish(*submit, "--dry-run")
-    assert not (tmp_path / "some.zip").exists()
-    assert "filled with the majority class: SST-2.tsv, MRPC.tsv" in finish(*submit)
-    with zipfile.ZipFile("some.zip") as archive:
-        assert archive.read("CoLA.tsv") == (tmp_path / "runs/glue/cola/predictions/CoLA.tsv").read_bytes()
-
-
 @pytest.mark.slow
-def test_every_task_at_once_makes_the_whole_submission(finish, glue, tmp_path):
-    out = finish("glue", "--task", "all", *glue, "--submit", "all.zip")
-    assert "9 tasks" in out
-    with zipfile.ZipFile("all.zip") as archive:
-        assert sorted(archive.namelist()) == sorted(SUBMITTED)
-        for name in SUBMITTED:
-            lines = archive.read(name).decode().splitlines()
-            assert lines[0] == "index\tprediction"
-            assert len(lines) == (10 if name == "AX.tsv" else 11)
-    assert (tmp_path / "runs/glue/study.json").exists()
+def test_every_task_at_once_writes_the_eleven_files_of_a_submission(finish, glue, tmp_path):
+    assert "9 tasks" in finish("glue", "--task", "all", *glue)
+    study = json.loads((tmp_path / "runs/glue/study.json").read_text())
+    folders = [tmp_path / "runs/glue" / one["run"] / "predictions" for one in study["chosen"]]
+    wanted = {split.submission for row in BENCHMARKS for split in row.splits.values() if split.submission}
+    for name in wanted:
+        (path,) = (folder / name for folder in folders if (folder / name).exists())
+        lines = path.read_text().splitlines()
+        assert lines[0] == "index\tprediction"
+        assert len(lines) == (10 if name == "AX.tsv" else 11)
 
 
 def test_a_study_of_which_a_run_fails_shows_the_others_and_ends_with_code_2(call, glue, tmp_path):

@@ -29,7 +29,6 @@ class Split:
         needed: Whether the split is required.
         scores: The name pattern of its scores, with "{}" for the metric; empty if it is not evaluated.
         submission: The leaderboard's file of its predictions; such a split has no labels.
-        rows: How many rows the leaderboard expects.
     """
 
     file: str
@@ -37,7 +36,6 @@ class Split:
     needed: bool = False
     scores: str = ""
     submission: str = ""
-    rows: int = 0
 
 
 @dataclass(frozen=True)
@@ -50,11 +48,8 @@ class Benchmark:
         labels: Official spelling -> the Hub's name, in the Hub's order; empty for a score from 0 to 5.
         metrics: Names in `bertkit.metrics`; the first one is the paper's.
         paper: Metric -> model and split -> the published score.
-        majority: The answer in a submission without a model: the most frequent training label in its official
-            spelling, or the mean score.
         bare: The number of columns of train and dev if they have no header line; columns then go by number.
         broken: Whether to skip rows with another number of columns; the official file has a few, the Hub's has none.
-        submits_majority: Whether the paper submits the majority, whatever the model predicts.
     """
 
     name: str
@@ -62,13 +57,11 @@ class Benchmark:
     texts: Mapping[str, str | int]
     labels: Mapping[str, str]
     splits: Mapping[str, Split]
-    majority: str
     label: str | int = "label"
     metrics: tuple[str, ...] = ("accuracy",)
     paper: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     bare: int = 0
     broken: bool = False
-    submits_majority: bool = False
 
 
 def read_folder(row: Benchmark, folder: Path, report: Report = ignore) -> dict[str, Columns]:
