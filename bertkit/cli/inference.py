@@ -165,7 +165,9 @@ def predict(
 
 @app.command()
 def evaluate(
-    run: Annotated[str, SourceArgument(help="Finished run, export or Hub model.", metavar="RUN")],
+    run: Annotated[
+        str, SourceArgument(help="Finished run, export, Hub model, or table of predictions.", metavar="RUN|FILE")
+    ],
     data: Annotated[
         str | None, SourceOption(help="Labelled data (default: the run's own dev and test).", metavar="FILE|DIR|NAME")
     ] = None,
@@ -184,13 +186,16 @@ def evaluate(
 ) -> None:
     """Score a trained model on labelled data that it has not seen, with intervals, and list its mistakes.
 
-    Without --data the tables of the run's own predictions are written again.
+    Without --data the tables of the run's own predictions are written again. A table with the columns label and
+    prediction, of any program, is scored as it is, and written only to --output.
 
     $ bertkit evaluate runs/stars --data new.csv
 
     $ bertkit evaluate runs/stars --data theirs.csv --text comment --label rating
 
     $ bertkit evaluate runs/squad2 --data questions.json --output scores --json
+
+    $ bertkit evaluate answers.csv
     """
     check_checkpoint(run)
     check_path(data, "owner/name")
@@ -327,26 +332,6 @@ def compare(
         screen.say(*comment(found))
         if as_json is not None:
             write_figures(list_values(found), as_json, *map(str, sources))
-
-
-@scores.command("glue")
-def score_glue(
-    gold: Annotated[Path, PathArgument(help="Official file with labels, such as RTE/dev.tsv.")],
-    predictions: Annotated[
-        Path, PathArgument(help="File in the leaderboard's format (index, prediction), or one answer per line.")
-    ],
-    task: Annotated[str, typer.Option(help="cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object only.")] = False,
-) -> None:
-    """Score predictions for a GLUE task.
-
-    $ bertkit score glue --task rte RTE/dev.tsv runs/rte/predictions/dev.tsv
-    """
-    from bertkit.tasks.glue import find_glue
-
-    found = find_glue(task).score_files(gold, predictions)
-    for line in [json.dumps(found)] if as_json else [f"{name} {value:.4f}" for name, value in found.items()]:
-        print_line(line)
 
 
 @scores.command("squad")

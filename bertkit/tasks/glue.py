@@ -18,7 +18,6 @@ from bertkit.data.formats.glue import (
     GLUE_HUB,
     Benchmark,
     Split,
-    read_answers,
     read_copy,
     read_folder,
     read_labels,
@@ -28,7 +27,6 @@ from bertkit.data.formats.rows import Columns
 from bertkit.data.labels import REGRESSION, SINGLE, LabelSpace
 from bertkit.errors import UsageError
 from bertkit.metrics.classification import score_table
-from bertkit.metrics.glue import compute_scores
 from bertkit.metrics.rows import RowScore
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report
@@ -243,21 +241,6 @@ class GlueTask(TextTask):
             answers = summaries[:, 0].tolist()
             answers = [f"{min(max(score, 0.0), 5.0):.3f}" if submission else repr(score) for score in answers]
         return {submission or Path(self.row.splits[split].file).name: write_predictions(answers)}
-
-    def score_files(self, gold: Path, predictions: Path) -> dict[str, float]:
-        """Score a file of predictions against an official file; `score` is the task's metric.
-
-        Predictions are in the leaderboard's form, or one per line; labels have the official spelling or our names.
-        """
-        labels = read_labels(self.row, read_split(self.row, next(iter(self.row.splits)), gold))
-        answers = read_answers(self.row, predictions)
-        if len(answers) != len(labels):
-            raise UsageError(
-                f"{predictions} has {len(answers):,} answers, but {gold} has {len(labels):,} labels; give one answer "
-                "per label"
-            )
-        scores = compute_scores(self.row.metrics, answers, labels)
-        return scores | {"score": scores[self.metric]}
 
 
 def list_rows(row: Benchmark) -> tuple[ScoreRow, ...]:

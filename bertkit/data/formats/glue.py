@@ -1,7 +1,7 @@
 """GLUE (Wang et al. 2019; paper section 4.1): its official files, or the copy on the Hub -> texts and labels by name.
 
-Both sources give the same values. Prediction files are read as well. A `Benchmark` names the files and columns of a
-data set; the table of them is in `bertkit.tasks.glue`.
+Both sources give the same values. A `Benchmark` names the files and columns of a data set; the table of them is in
+`bertkit.tasks.glue`.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-from bertkit.data.formats.line import read_lines
 from bertkit.data.formats.official import convert_labels, read_hub, read_tsv
 from bertkit.data.formats.rows import Columns
 from bertkit.errors import UsageError, check_access
@@ -123,24 +122,3 @@ def parse_score(text: str) -> float:
     if not 0 <= (value := float(text)) <= 5:
         raise ValueError(text)
     return value
-
-
-def read_answers(row: Benchmark, path: Path) -> np.ndarray:
-    """Read the answers (S,) of a prediction file.
-
-    The file has the leaderboard's format, and its answers are sorted by index, or it has one answer per line.
-    """
-    if {"index", "prediction"} <= {*next(read_lines(path), "").split("\t")}:
-        table = read_tsv(path, {"index": "index", "label": "prediction"})
-    else:
-        table = read_tsv(path, {"label": 0}, width=1)
-    read = float if not row.labels else index_labels(row).__getitem__
-    expected = f"one of {', '.join(index_labels(row))}" if row.labels else "a number"
-    answers = convert_labels(table, read, expected, "the answer")
-    if "index" not in table.table.column_names:
-        return np.array(answers)
-    rows = {text: index for index, text in enumerate(table.find("index").to_pylist())}
-    numbers = list(map(str, range(len(answers))))
-    if missing := [number for number in numbers if number not in rows]:
-        raise UsageError(f"{path} has no answer with index {missing[0]}; number the answers from 0 without gaps")
-    return np.array([answers[rows[number]] for number in numbers])
