@@ -219,12 +219,6 @@ def export(
     run: Annotated[str, SourceArgument(help="Fine-tuned or pretrained run, or another checkpoint.", metavar="RUN")],
     output: Annotated[Path, PathOption(help="Directory to write.", metavar="DIR")],
     int8: Annotated[bool, typer.Option("--int8", help="Write int8, and measure on dev what it loses.")] = False,
-    max_loss: Annotated[
-        float | None,
-        typer.Option(
-            help="Points of the score that int8 may lose: layers stay in fp32 until it does.", min=0, metavar="POINTS"
-        ),
-    ] = None,
     data: Annotated[
         str | None, SourceOption(help="Data for --int8 (default: the run's).", metavar="DIR|FILE|NAME")
     ] = None,
@@ -235,16 +229,16 @@ def export(
 
     $ bertkit export runs/sst2 --output exports/sst2
 
-    $ bertkit export runs/sst2 --output exports/sst2-int8 --int8 --max-loss 1
+    $ bertkit export runs/sst2 --output exports/sst2-int8 --int8
     """
-    if not int8 and (max_loss is not None or data):
-        raise UsageError("--max-loss and --data are for --int8; add it or leave them out")
+    if data and not int8:
+        raise UsageError("--data is for --int8; add it or leave --data out")
     check_checkpoint(run)
     check_path(data, "owner/name")
     from bertkit.inference.export import export as export_run
 
     with Screen() as screen:
-        _, tables = export_run(run, output, screen.say, int8=int8, max_loss=max_loss, data=data)
+        _, tables = export_run(run, output, screen.say, int8=int8, data=data)
         for table in tables:
             screen.show_table(table)
         screen.say(f"Export: {output}")

@@ -159,7 +159,7 @@ MISTAKES = {  # command -> a part of its one line; other tests have the mistakes
     "squad --version 2 runs/a": "--ensemble takes runs",
     "features bert --input good.txt --output a.txt": ".jsonl or .npz",
     "predict bert": "give the inputs either as TEXT or with --input FILE",
-    "export bert --output made --data GLUE": "--max-loss and --data are for --int8",
+    "export bert --output made --data GLUE": "--data is for --int8",
     "doctor reviews.csv --task novel": "unknown task 'novel'",
     "doctor reviews.csv --output runs/doctor": "add --folds 5",
     "doctor GLUE --task cola --folds 5": "--folds finds label errors in a table of texts and labels, not in cola",
