@@ -1,8 +1,8 @@
 """Score a finished run, an export or a Hub model on labelled data that it has not seen.
 
 The data are encoded as in training, with the lengths, the document context and the decisions (tau, thresholds,
-temperature) of the run, so that a run's own dev gives the scores in its metrics.json. Left out: files of predictions
-of other programs (`bertkit score`, `bertkit compare`).
+temperature) of the run, so that a run's own dev gives the scores in its metrics.json. A table with right answers and
+predictions, such as one of another program, is scored as well.
 """
 
 import json
@@ -26,7 +26,7 @@ from bertkit.metrics.calibration import temper
 from bertkit.metrics.classification import FIXED_THRESHOLD
 from bertkit.metrics.ner import score_types
 from bertkit.metrics.rows import take_values
-from bertkit.metrics.table import LABEL, PREDICTION, find_decided, make_rows
+from bertkit.metrics.table import LABEL, PREDICTION, find_decided, make_rows, read_facts
 from bertkit.model.checkpoint import find_file
 from bertkit.reports.tables import (
     OWN_DATA,
@@ -45,7 +45,8 @@ from bertkit.tasks.kinds import LABEL_KINDS, find_kind, find_trained_kind
 from bertkit.tasks.prediction import compute, limit_batch
 from bertkit.tasks.repeats import check_rows
 from bertkit.tasks.task import CHOSEN_ON_DEV, PredictionSettings, Task
-from bertkit.training.predictions import MISTAKES, find_mistakes, format_table, join_rows
+from bertkit.tasks.text import CLASSIFICATION
+from bertkit.training.predictions import MISTAKES, find_mistakes, format_table, join_rows, read_table
 from bertkit.training.prepare import set_apart
 from bertkit.training.recipe import Recipe, load_recipe, read_recipe
 from bertkit.training.run_dir import (
@@ -103,7 +104,7 @@ class EvaluatedSplit:
     task: Task
     metrics: Mapping[str, Any]
     rows: pa.Table
-    output: Path
+    output: Path | None  # None: nothing is written
 
     def describe(self) -> Iterator[str]:
         """Yield lines about leaks, choices, mistakes and files."""
@@ -113,7 +114,7 @@ class EvaluatedSplit:
         mistakes = pluralize(len(find_mistakes(self.rows)), "mistake")
         if not find_kind(self.rows).has_names:
             mistakes = f"{mistakes} above the root mean squared error"
-        yield f"{mistakes}, the worst first, and scores: {self.output}"
+        yield mistakes if self.output is None else f"{mistakes}, the worst first, and scores: {self.output}"
 
 
 def load_predictor(run: str) -> Predictor:
@@ -186,16 +187,22 @@ def evaluate(
     text: Sequence[str] | None = None,
     label: Sequence[str] | None = None,
 ) -> list[EvaluatedSplit]:
-    """Score a model on labelled data, and write scores, table and mistakes of each split.
+    """Score a model on labelled data, or a table of predictions, and write scores, table and mistakes of each split.
 
     Args:
+        run: A run, an export, a Hub model, or a table with the columns `label` and `prediction`.
         given: A file, or a folder or Hub data set with dev or test; None: the run's own evaluated splits, whose tables
             and mistakes are written again.
-        output: The directory to write; None: `RUN/evaluations/NAME`, NAME being the file's stem or the split.
+        output: The directory to write; None: `RUN/evaluations/NAME`, NAME being the file's stem or the split;
+            nothing for a table.
         text: The columns of the texts in `given`; None: as in training.
         label: The columns of the labels; None: as in training.
     """
     columns = {name: list(names) for name, names in (("text", text), ("label", label)) if names}
+    if Path(run).is_file():
+        if given is not None or columns:
+            raise UsageError(f"{run} is a table, which has right answers; leave out --data, --text and --label")
+        return [evaluate_table(Path(run), output, report)]
     if columns and given is None:
         raise UsageError("--text and --label name columns of --data; give it too")
     scored = open_scored(run, load_predictor(run))
@@ -266,11 +273,7 @@ def evaluate_split(
         checked = check_rows({TRAIN_SPLIT: train, SCORED: task.tabulate(examples)})
         leaks = checked.splits[SCORED].in_train[:, 0]
     others = leaks if len(leaks) < len(rows) else leaks[:0]  # without the leaks nothing would be left
-    metrics: dict[str, Any] = score_rows(task, rows, "{}", others, report) | task.baseline(data, data)
-    for own, key in zip((task.metric, *name_limits(task.metric)), ("score", *name_limits("score")), strict=True):
-        if own in metrics:
-            metrics[key] = metrics[own]
-    metrics["rows"] = len(rows)
+    metrics = measure(task, rows, others, report) | task.baseline(data, data)
     if train is not None:
         metrics["leaks"] = len(leaks)
     origin = scored.recipe.data["dir"]
@@ -282,17 +285,43 @@ def evaluate_split(
     known = Path(scored.run, METRICS_FILE)
     if target is None and name == next(iter(task.splits)) and known.is_file():
         metrics |= {key: value for key, value in read_metrics(known).items() if key == CHOSEN_ON_DEV}
+    output = Path(scored.run) if target is None else target
+    write_files(output, name, rows, None if target is None else metrics)
+    return EvaluatedSplit(name, task, metrics, rows, output)
+
+
+def evaluate_table(path: Path, output: Path | None, report: Report) -> EvaluatedSplit:
+    """Score the prediction table of a run, or a table of another program, whose answers are classes or numbers."""
+    rows = read_table(path)
+    if LABEL not in rows.column_names:
+        raise UsageError(f"{path} has no column {LABEL!r}, which holds the right answers; give a table that has it")
+    task = TASKS[read_facts(rows).get("task", CLASSIFICATION.name)]
+    metrics = measure(task, rows, np.empty(0, np.int64), report)
+    if output is not None:
+        write_files(output, path.stem, rows, metrics)
+    return EvaluatedSplit(path.stem, task, metrics, rows, output)
+
+
+def measure(task: Task, rows: pa.Table, leaks: np.ndarray, report: Report) -> dict[str, Any]:
+    """Return the scores of a table with their limits, the task's metric also as `score`, and the number of rows."""
+    metrics: dict[str, Any] = score_rows(task, rows, "{}", leaks, report)
+    for own, key in zip((task.metric, *name_limits(task.metric)), ("score", *name_limits("score")), strict=True):
+        if own in metrics:
+            metrics[key] = metrics[own]
+    return metrics | {"rows": len(rows)}
+
+
+def write_files(output: Path, name: str, rows: pa.Table, metrics: Mapping[str, Any] | None) -> None:
+    """Write a table and its mistakes beside the scores, or without scores as the run itself does."""
     files = {f"{PREDICTIONS}/{file}": content for file, content in format_table(rows, name).items()}
-    if target is not None:
+    if metrics is not None:
         files[MISTAKES_FILE] = files.pop(f"{PREDICTIONS}/{name}{MISTAKES}")
         files[METRICS_FILE] = json.dumps(metrics, indent=2) + "\n"
-    output = Path(scored.run) if target is None else target
     with explain_refusal(f"the directory {output}"):
         (output / PREDICTIONS).mkdir(parents=True, exist_ok=True)
         for file, content in files.items():
             with atomic_open(output / file, "wb") as stream:
                 stream.write(content.encode() if isinstance(content, str) else content)
-    return EvaluatedSplit(name, task, metrics, rows, output)
 
 
 def load_again(scored: ScoredModel, report: Report) -> dict[str, Any]:
