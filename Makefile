@@ -71,7 +71,7 @@ test-all: $(INSTALLED) ## 90 min: also the slow ones
 peer: $(INSTALLED) ## 4 min: transformers' own tests of models, on ours and on stock BERT (downloads its source distribution)
 	$(BIN)/python -m unittest --buffer tests.peer.models
 
-clients: $(CLIENTS)/installed ## 7 min: PEFT, captum and others on our models and on stock BERT, and import-tf, in .venv-clients
+clients: $(CLIENTS)/installed ## 7 min: PEFT, captum and others on our models and on stock BERT, and import_tf.py, in .venv-clients
 	HF_HUB_OFFLINE=1 $(CLIENTS)/bin/pytest --numprocesses 2 -m clients tests/clients
 
 $(CLIENTS)/installed: pyproject.toml # apart, because a library that is there changes what transformers imports

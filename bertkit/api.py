@@ -109,7 +109,6 @@ def train(
         The run; with folds or restarts a list of runs, of which only the best keeps its weights.
 
     Raises:
-        UsageError: A keyword, the data or the directory is wrong; nothing is overwritten.
         Interrupted: SIGTERM or SIGINT was received; a checkpoint was saved.
     """
     if task not in TASKS:
@@ -324,7 +323,14 @@ def make_plain(value: Any) -> Any:
         return {key: make_plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return list(map(make_plain, value))
-    return str(value) if isinstance(value, Path) else value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, Path):
+        return str(value)
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def name_keyword(option: re.Match[str]) -> str:
+    """Return the keyword of an option of the command line; --set goes."""
+    return f"{option[1]}=" if option[1] else ""
 
 
 def name_data(task: Task, data: Any, output: Path) -> tuple[dict[str, Any], dict[str, pa.Table | Path]]:
@@ -366,5 +372,5 @@ def name_keywords() -> Iterator[None]:
     try:
         yield
     except UsageError as error:
-        error.args = (OPTION.sub(lambda found: found[1] + "=" if found[1] else "", str(error)),)
+        error.args = (OPTION.sub(name_keyword, str(error)),)
         raise

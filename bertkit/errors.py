@@ -9,7 +9,7 @@ import errno
 import os
 import re
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -194,3 +194,14 @@ def join_lines(error: BaseException) -> str:
 def make_printable(text: str) -> str:
     """Return an untrusted text as one printable line, without terminal control characters."""
     return "".join(filter(str.isprintable, " ".join(text.split())))
+
+
+def pluralize(number: int, name: str, names: str = "") -> str:
+    """Format a number with its noun in the singular or plural."""
+    return f"{number:,} {name if number == 1 else names or f'{name}s'}"
+
+
+def list_some(names: Sequence[str], most: int) -> str:
+    """Return the first names, and a mark if there are others."""
+    listed = ", ".join(names[:most])
+    return f"{listed}, …" if len(names) > most else listed

@@ -16,8 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from bertkit.api import Run, train
 from bertkit.data.labels import PAIR_NAMES, normalise
-from bertkit.errors import UsageError, explain_refusal
-from bertkit.reports.tables import count
+from bertkit.errors import UsageError, explain_refusal, pluralize
 from bertkit.training.run_dir import RUN_FILES
 
 
@@ -149,7 +148,8 @@ def read_labels(given: Any) -> np.ndarray:
     """Return the label of each row (S,); a missing one is a UsageError."""
     missing = np.flatnonzero(pd.isna(np.asarray(given, object)))
     if len(missing):
-        raise UsageError(f"y has no label in {count(len(missing), 'row')} (first: {missing[0]}); leave such rows out")
+        rows = pluralize(len(missing), "row")
+        raise UsageError(f"y has no label in {rows} (first: {missing[0]}); leave such rows out")
     return column_or_1d(given)
 
 

@@ -262,7 +262,7 @@ def make_commands() -> list[dict[str, str]]:
         predict[f"texts-{form}.{to}"] = f"predict texts --precision fp32 --input data/texts.{form}"
     show = {
         "stats": "corpus stats corpus",
-        "score-glue": "score glue --task sst2 data/glue/SST-2/dev.tsv sst2/predictions/dev.tsv --json",
+        "evaluate-table": "evaluate sst2/predictions/dev.parquet --json",
         "score-squad": "score squad --version 2 data/squad/dev-v2.0.json squad2/predictions/predictions.json --json",
         "dry-run": f"ner --data data/ner {tags} --dry-run",
     }

@@ -14,7 +14,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 THIS = Path(__file__)
-CODE = sorted(path for folder in ("bertkit", "tests") for path in (ROOT / folder).rglob("*.py") if path != THIS)
+FOLDERS = ("bertkit", "recipes", "tests")
+CODE = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py") if path != THIS)
 PAGES = [ROOT / "README.md", ROOT / "Makefile", ROOT / "pyproject.toml"]
 PAGES += sorted(path for ending in ("md", "toml") for path in (ROOT / "recipes").rglob(f"*.{ending}"))
 PAGES += sorted(path for ending in ("jinja", "html") for path in (ROOT / "bertkit").rglob(f"*.{ending}"))

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from bertkit.errors import UsageError
+from bertkit.errors import UsageError, pluralize
 from bertkit.metrics import intervals
 from bertkit.metrics.intervals import LEVEL, POWER, Contrast
 from bertkit.metrics.rows import RowScore
 from bertkit.metrics.table import LABEL, add_facts, list_names, read_facts
-from bertkit.reports.tables import Table, count, find_row, make_table
+from bertkit.reports.tables import Table, find_row, make_table
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
 from bertkit.tasks.kinds import find_kind
@@ -120,7 +120,7 @@ class MethodComparison:
 
     def describe(self) -> str:
         """Return the verdict with what it rests on, or what would decide it."""
-        said = f"{self.verdict} with {count(self.contrast.rows, 'row')}"
+        said = f"{self.verdict} with {pluralize(self.contrast.rows, 'row')}"
         if self.verdict != UNDECIDED_VERDICT:
             return said
         if (factor := self.estimate()) is None:
@@ -308,7 +308,7 @@ def tabulate(comparisons: Sequence[MethodComparison]) -> Iterator[Table]:
             cells = [show_points(one.second), f"{one.contrast.value:+.2f}", limits, show_p(one.p), one.verdict]
             lines.append([one.second.describe(), *cells])
         heads = ["", f"{first.find_title()} (%)", "difference", interval, corrected, "verdict"]
-        yield make_table(f"{task.name}, {count(contrast.rows, 'row')} in common", heads, lines)
+        yield make_table(f"{task.name}, {pluralize(contrast.rows, 'row')} in common", heads, lines)
 
 
 def comment(comparisons: Sequence[MethodComparison]) -> Iterator[str]:
@@ -317,7 +317,7 @@ def comment(comparisons: Sequence[MethodComparison]) -> Iterator[str]:
         exact = "" if one.mcnemar is None else f" (right or wrong rows, McNemar's exact test: p {show_p(one.mcnemar)})"
         yield f"{one.second.name} against {one.first.name}: {one.describe()}{exact}"
     for task, left_out in {one.first.task.name: one.left_out for one in comparisons if one.left_out}.items():
-        yield f"{task}: {count(left_out, 'row')} not in all runs, skipped"
+        yield f"{task}: {pluralize(left_out, 'row')} not in all runs, skipped"
     counts = [{len(one.first.runs), len(one.second.runs)} for one in comparisons]
     if any(len(both) > 1 and 1 in both for both in counts):
         yield "a method with a single run is assumed to vary with its seed as the other one does"
@@ -336,7 +336,7 @@ def list_lines(one: MethodComparison, most: int) -> Iterator[str]:
     """Yield a line for some of the rows on which two methods differ, after one with their number."""
     if rows := one.list_differing():
         shown = f"the first {most} of them" if len(rows) > most else "all of them"
-        yield f"{one.second.name} and {one.first.name} differ on {count(len(rows), 'row')}; {shown}:"
+        yield f"{one.second.name} and {one.first.name} differ on {pluralize(len(rows), 'row')}; {shown}:"
     for row in rows[:most]:
         texts = "  |  ".join(map(shorten_text, row["texts"][:MOST_TEXTS]))
         answers = f"{describe_answers(one.first, row['first'])}, {describe_answers(one.second, row['second'])}"

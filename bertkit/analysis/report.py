@@ -24,7 +24,7 @@ from bertkit.analysis.doctor import list_tables
 from bertkit.analysis.expected import EXPECTED, plot_expected
 from bertkit.analysis.explanation import EXPLANATIONS, describe_words, list_parts
 from bertkit.analysis.slices import tabulate_slices
-from bertkit.errors import UsageError, explain_refusal
+from bertkit.errors import UsageError, explain_refusal, pluralize
 from bertkit.metrics.calibration import bin_probabilities, measure_calibration
 from bertkit.metrics.intervals import find_share_interval
 from bertkit.metrics.ner import score_types
@@ -43,7 +43,6 @@ from bertkit.reports.tables import (
     ScoreRow,
     Table,
     TableCell,
-    count,
     find_row,
     list_shown,
     make_table,
@@ -118,8 +117,9 @@ def write_page(paths: Sequence[Path], output: Path, report: Report = ignore) -> 
         output.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(render(parts), output)
     studies = sum(bool(source.study) for source in sources)
-    counts = {count(len(sources) - studies, "run"): len(sources) - studies, count(studies, "study", "studies"): studies}
-    report(f"{' and '.join(words for words, number in counts.items() if number)} in {output}")
+    runs = len(sources) - studies
+    counts = [(pluralize(runs, "run"), runs), (pluralize(studies, "study", "studies"), studies)]
+    report(f"{' and '.join(words for words, number in counts if number)} in {output}")
 
 
 # --- The files --------------------------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ def describe_run(source: Source, others: Mapping[Path, Sequence[Mapping[str, Any
         "id": source.id,
         "name": str(path),
         "is_part": source.is_part,
-        "state": "" if written else f"unfinished, {count(step, 'update')} so far",
+        "state": "" if written else f"unfinished, {pluralize(step, 'update')} so far",
         "summary": summary if written else "unfinished",
         "facts": [*list_facts(path, recipe, log), *describe_lengths(read_object(path / LENGTHS_FILE))],
         "scores": [*scores, *filter(None, labels)],
@@ -256,7 +256,7 @@ def list_facts(path: Path, recipe: Mapping[str, Any], log: Sequence[Mapping[str,
     found, config = read_object(path / ENVIRONMENT), read_object(path / "config.json")
     sizes, options = config or recipe.get("model", {}), recipe.get("data", {})
     words = {"num_hidden_layers": "layer", "hidden_size": "hidden unit", "num_attention_heads": "head"}
-    shown = ", ".join(count(sizes[key], word) for key, word in words.items() if key in sizes)
+    shown = ", ".join(pluralize(sizes[key], word) for key, word in words.items() if key in sizes)
     if config.get("mean_layer"):
         shown += "; the last layer computes the mean over the tokens"
     start = recipe.get("checkpoint") or ("new" if recipe else "")
@@ -275,7 +275,7 @@ def list_facts(path: Path, recipe: Mapping[str, Any], log: Sequence[Mapping[str,
 def describe_training(recipe: Mapping[str, Any], log: Sequence[Mapping[str, float]]) -> str:
     """Describe how the model was trained, and for how long."""
     train, last = recipe["train"], max((entry.get("step", 0) for entry in log), default=0)
-    parts = [f"{count(last, 'update')} of {recipe['batch_size']:,} sequences"]
+    parts = [f"{pluralize(last, 'update')} of {recipe['batch_size']:,} sequences"]
     parts += [f"learning rate {train['learning_rate']:g}"] if "learning_rate" in train else []
     parts += [f"seed {train['seed']}"]
     for entry in [entry for entry in log if "train_runtime" in entry][-1:]:
@@ -290,7 +290,7 @@ def describe_lengths(lengths: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple
         counts = dict(zip(found["lengths"], found["counts"], strict=True))
         total, full = sum(counts.values()), counts.get(found["max_length"], 0)
         mean = sum(length * number for length, number in counts.items()) / total
-        many = count(total, "sequence") + (f" of {found['sequences']:,}" if found["sequences"] > total else "")
+        many = pluralize(total, "sequence") + (f" of {found['sequences']:,}" if found["sequences"] > total else "")
         room = f"max_length ({found['max_length']:,})"
         cut = f"{full:,} ({full / total:.1%}) reach {room}, at which longer inputs are truncated or split"
         if not full:
@@ -362,7 +362,9 @@ def tabulate_confusion(answers: np.ndarray, labels: np.ndarray, names: Sequence[
     kept = sorted(np.argsort(-counts, kind="stable")[:MOST_CONFUSED].tolist())
     lines_of = np.full(len(names), len(kept))
     lines_of[kept] = np.arange(len(kept))
-    shown = [names[label] for label in kept] + ["(others)"] * (len(kept) < len(names))
+    shown = [names[label] for label in kept]
+    if len(kept) < len(names):
+        shown.append("(others)")
     counts = np.zeros((len(shown), len(shown)), int)
     np.add.at(counts, (lines_of[labels], lines_of[answers]), 1)
     lines = []

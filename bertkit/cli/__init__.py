@@ -20,10 +20,10 @@ for _part in ("train", "inference", "data"):  # they add their commands to `app`
 
 
 PANELS = {  # the parts of --help -> their commands
-    "Train": "pretrain classify glue squad swag ner study vocab corpus sample triviaqa",
+    "Train": "pretrain classify glue squad swag ner study vocab corpus sample",
     "Use": "predict evaluate features serve",
     "Look": "doctor report compare score",
-    "Share": "push export reproduce import-tf",
+    "Share": "push export reproduce",
 }
 
 

@@ -1,4 +1,4 @@
-"""The commands that check and make data and checkpoints: doctor, vocab, corpus, sample, triviaqa, import-tf."""
+"""The commands that check and make data: doctor, vocab, corpus, sample."""
 
 import json
 from collections.abc import Mapping
@@ -223,42 +223,6 @@ def sample(
 
     with Screen() as screen, explain_disk_error(output):
         write_samples(output, questions, screen.say)
-
-
-@app.command("import-tf")
-def import_tf(
-    source: Annotated[
-        Path, PathArgument(help="Folder with bert_config.json, vocab.txt, bert_model.ckpt.*.", metavar="DIR")
-    ],
-    output: Annotated[Path, PathArgument(help="New directory for the checkpoint.", metavar="OUT")],
-    cased: Annotated[
-        bool | None, typer.Option("--cased/--uncased", help="Keep or remove upper case (default: as the files say).")
-    ] = None,
-) -> None:
-    """Convert the original TensorFlow release of BERT to a checkpoint, by TensorFlow (the extra tensorflow).
-
-    $ bertkit import-tf uncased_L-12_H-768_A-12 bert-base-uncased
-    """
-    from bertkit.model.tf_release import import_checkpoint
-
-    with Screen() as screen:
-        import_checkpoint(source, output, cased=cased, report=screen.say)
-
-
-@app.command()
-def triviaqa(
-    qa: Annotated[Path, PathArgument(help="Questions of TriviaQA, such as wikipedia-train.json.", metavar="QA.json")],
-    evidence: Annotated[Path, PathOption(help="Folder of TriviaQA's documents.", metavar="DIR")],
-    output: Annotated[Path, PathOption(help="File to write, in SQuAD's format.", metavar="FILE")],
-) -> None:
-    """Convert TriviaQA to a training file for squad --extra-train: paragraphs that contain an answer.
-
-    $ bertkit triviaqa wikipedia-train.json --evidence docs --output trivia.json
-    """
-    from bertkit.data.formats.triviaqa import convert
-
-    with Screen() as screen, explain_disk_error(output):
-        convert(qa, evidence, output, screen.say)
 
 
 @corpora.command("build")

@@ -20,7 +20,7 @@ from bertkit.cli.options import (
     scores,
     split_names,
 )
-from bertkit.errors import UsageError, explain_disk_error, explain_missing
+from bertkit.errors import UsageError, explain_disk_error, explain_missing, pluralize
 from bertkit.system.hub import check_checkpoint, check_path
 
 Precision = Annotated[str, typer.Option("--precision", help="auto (bf16 where it is faster), fp32, bf16 or fp16.")]
@@ -159,13 +159,15 @@ def predict(
             again = f"bertkit evaluate {quote(run)} --data {quote(source)}"
             complain(f"{line}; {again} gives intervals, mistakes and rows also in train")
         if tally.errors:
-            count = f"{tally.errors:,} input{'s' * (tally.errors > 1)}"
-            raise UsageError(f"{count} cannot be predicted; the output gives the reason for each")
+            failed = pluralize(tally.errors, "input")
+            raise UsageError(f"{failed} cannot be predicted; the output gives the reason for each")
 
 
 @app.command()
 def evaluate(
-    run: Annotated[str, SourceArgument(help="Finished run, export or Hub model.", metavar="RUN")],
+    run: Annotated[
+        str, SourceArgument(help="Finished run, export, Hub model, or table of predictions.", metavar="RUN|FILE")
+    ],
     data: Annotated[
         str | None, SourceOption(help="Labelled data (default: the run's own dev and test).", metavar="FILE|DIR|NAME")
     ] = None,
@@ -184,13 +186,16 @@ def evaluate(
 ) -> None:
     """Score a trained model on labelled data that it has not seen, with intervals, and list its mistakes.
 
-    Without --data the tables of the run's own predictions are written again.
+    Without --data the tables of the run's own predictions are written again. A table with the columns label and
+    prediction, of any program, is scored as it is, and written only to --output.
 
     $ bertkit evaluate runs/stars --data new.csv
 
     $ bertkit evaluate runs/stars --data theirs.csv --text comment --label rating
 
     $ bertkit evaluate runs/squad2 --data questions.json --output scores --json
+
+    $ bertkit evaluate answers.csv
     """
     check_checkpoint(run)
     check_path(data, "owner/name")
@@ -214,12 +219,6 @@ def export(
     run: Annotated[str, SourceArgument(help="Fine-tuned or pretrained run, or another checkpoint.", metavar="RUN")],
     output: Annotated[Path, PathOption(help="Directory to write.", metavar="DIR")],
     int8: Annotated[bool, typer.Option("--int8", help="Write int8, and measure on dev what it loses.")] = False,
-    max_loss: Annotated[
-        float | None,
-        typer.Option(
-            help="Points of the score that int8 may lose: layers stay in fp32 until it does.", min=0, metavar="POINTS"
-        ),
-    ] = None,
     data: Annotated[
         str | None, SourceOption(help="Data for --int8 (default: the run's).", metavar="DIR|FILE|NAME")
     ] = None,
@@ -230,16 +229,16 @@ def export(
 
     $ bertkit export runs/sst2 --output exports/sst2
 
-    $ bertkit export runs/sst2 --output exports/sst2-int8 --int8 --max-loss 1
+    $ bertkit export runs/sst2 --output exports/sst2-int8 --int8
     """
-    if not int8 and (max_loss is not None or data):
-        raise UsageError("--max-loss and --data are for --int8; add it or leave them out")
+    if data and not int8:
+        raise UsageError("--data is for --int8; add it or leave --data out")
     check_checkpoint(run)
     check_path(data, "owner/name")
     from bertkit.inference.export import export as export_run
 
     with Screen() as screen:
-        _, tables = export_run(run, output, screen.say, int8=int8, max_loss=max_loss, data=data)
+        _, tables = export_run(run, output, screen.say, int8=int8, data=data)
         for table in tables:
             screen.show_table(table)
         screen.say(f"Export: {output}")
@@ -327,26 +326,6 @@ def compare(
         screen.say(*comment(found))
         if as_json is not None:
             write_figures(list_values(found), as_json, *map(str, sources))
-
-
-@scores.command("glue")
-def score_glue(
-    gold: Annotated[Path, PathArgument(help="Official file with labels, such as RTE/dev.tsv.")],
-    predictions: Annotated[
-        Path, PathArgument(help="File in the leaderboard's format (index, prediction), or one answer per line.")
-    ],
-    task: Annotated[str, typer.Option(help="cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object only.")] = False,
-) -> None:
-    """Score predictions for a GLUE task.
-
-    $ bertkit score glue --task rte RTE/dev.tsv runs/rte/predictions/dev.tsv
-    """
-    from bertkit.tasks.glue import find_glue
-
-    found = find_glue(task).score_files(gold, predictions)
-    for line in [json.dumps(found)] if as_json else [f"{name} {value:.4f}" for name, value in found.items()]:
-        print_line(line)
 
 
 @scores.command("squad")

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from bertkit.cli.console import NOTHING_DONE, Screen, is_first_process, print_line
+from bertkit.cli.console import NOTHING_DONE, Screen, is_first_process
 from bertkit.cli.options import (
     STUDIED,
     Cased,
@@ -95,43 +95,24 @@ def glue(
     options: RunOptions,
     task: Annotated[str, typer.Option(help="cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli, ax or all.")],
     data: Data = None,
-    submit: Annotated[
-        Path | None,
-        PathOption(help="With --task all: write the leaderboard's zip of test predictions.", metavar="FILE.zip"),
-    ] = None,
-    submit_partial: Annotated[
-        bool, typer.Option("--submit-partial", help="Fill missing predictions in the zip with the majority class.")
-    ] = False,
 ) -> None:
     """Fine-tune on a GLUE task, or on all of them.
 
     --task all, --grid and --restarts make a study: a table of runs, which continues where it was stopped. ax is
-    predicted by a model fine-tuned on mnli (--model RUN). --submit with only --output gathers the finished runs there.
+    predicted by a model fine-tuned on mnli (--model RUN).
 
     $ bertkit glue --task mnli --data GLUE --output runs/mnli
 
     $ bertkit glue --task rte --data GLUE --grid --restarts 5 --output runs/grid
-
-    $ bertkit glue --task all --data GLUE --output runs/glue --submit glue.zip
     """
-    from bertkit.inference.glue_submission import find_runs, keep_complete, list_tasks
+    from bertkit.tasks.glue import BENCHMARKS, find_glue
 
-    names, together = list_tasks(task), task.lower() == "all"
+    together = task.lower() == "all"
+    names = [row.name for row in BENCHMARKS if row.metrics] if together else [find_glue(task).name]
     output = options.output or Path("runs") / ("glue" if together else names[0])
-    if not together and (submit is not None or submit_partial):
-        raise UsageError("--submit and --submit-partial are for --task all; see bertkit glue --help")
     if together and options.push_to is not None:
         raise UsageError("--push-to-hub takes one model; name one task; see bertkit glue --help")
-    trains = options.recipe or options.model or options.settings or data or options.grid or options.restarts > 1
-    if submit is not None and not trains and find_runs(output):
-        write_submission(output, submit, submit_partial, options.dry_run)  # from the finished runs
-        return
-    if together and data is not None:
-        tested = submit is not None
-        names = keep_complete(names, Path(data), tested=tested, partial=submit_partial, report=Screen().say)
     train(names, replace(options, output=output), {"dir": data}, together)
-    if submit is not None and not options.dry_run:
-        write_submission(output, submit, submit_partial)
 
 
 @training_command(SQUAD_OPTIONS, "folds", "grid", "restarts", "workers", "search")
@@ -465,18 +446,3 @@ def combine(task: Any, runs: list[Path], data: Path | None, output: Path) -> Non
                 results = ensemble.combine(task, runs, output, data, screen.say)
             screen.show_table(make_table(f"{output}", *ensemble.list_lines(task, results)))
             screen.say(*warn_of_choice(results["metrics"], task.options), f"In {output}: metrics.json, predictions/")
-
-
-def write_submission(folder: Path, path: Path, fill: bool, dry_run: bool = False) -> None:
-    """Write the leaderboard's zip from the finished runs in a folder."""
-    from bertkit.inference.glue_submission import find_runs, gather_files, write_zip
-
-    if not is_first_process():
-        return
-    runs = find_runs(folder, print_line)
-    files = gather_files(runs, where=folder, fill=fill, report=print_line)
-    if dry_run:
-        print_line(f"{len(files)} files would be written to {path}, from {', '.join(map(str, runs))} (--dry-run)")
-        return
-    write_zip(files, path)
-    print_line(f"Wrote {len(files)} files to {path}")

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from bertkit.data.formats.line import make_text
 from bertkit.data.formats.rows import CHUNK_ROWS, Columns
 from bertkit.data.splits import DROP, LEAVE_OUT, MOST_SHOWN, UNLABELLED
-from bertkit.errors import UsageError
+from bertkit.errors import UsageError, list_some, pluralize
 from bertkit.system.progress import Report
 
 PAIR_NAMES = (  # names of two texts that belong together: ours, which are transformers', and GLUE's
@@ -73,7 +73,7 @@ class LabelSpace:
 
     def describe(self) -> str:
         """Return the kind of problem and the labels in words."""
-        names = ", ".join(self.names[:MOST_SHOWN]) + ", …" * (len(self.names) > MOST_SHOWN)
+        names = list_some(self.names, MOST_SHOWN)
         found = "numbers" if self.kind == REGRESSION else f"{len(self.names)} labels: {names}"
         return f"{self.kind.replace('_', ' ')} ({self.reason}), {found}; data.problem_type changes it"
 
@@ -213,7 +213,7 @@ def find_labels(
     names = {label for cell in cells for label in cell}
     trouble = ""
     if (len(names) < 2 and kind == SINGLE) or not names:
-        trouble = f"{len(names)} label{'s' * (len(names) != 1)}; give a column with two or more"
+        trouble = f"{pluralize(len(names), 'label')}; give a column with two or more"
     elif kind == SINGLE and len(names) > max(MOST_NUMBERS, len(train) // 2):
         odd = sorted(name for name in names if parse_number(name) is None)
         hint = f" ({odd[0][:40]!r} is not a number)" if odd and len(odd) < len(names) / 2 else ""
@@ -459,7 +459,7 @@ def choose_columns(
 ) -> tuple[list[str], list[str]]:
     """Return the columns of the texts and of the labels; those not given are guessed by their names."""
     names = table.table.column_names
-    guessed = " and ".join(["--text"] * (not text) + ["--label"] * (not label))
+    guessed = " and ".join(option for option, given in (("--text", text), ("--label", label)) if not given)
     spelled = {name.lower(): name for name in names}
     label = list(label) or [spelled[name] for name in LABEL_NAMES if name in spelled and spelled[name] not in text][:1]
     text = list(text) or guess_texts(name for name in names if name not in label)
@@ -551,7 +551,7 @@ def read_labelled(
     kept, total = np.flatnonzero(~is_blank & ~has_other), len(table) - int(is_blank.sum())
     if not len(kept):
         raise UsageError(
-            f"{table.source}, {split}: {whose} has none of the labels in its {total:,} row{'s' * (total != 1)}, but "
+            f"{table.source}, {split}: {whose} has none of the labels in its {pluralize(total, 'row')}, but "
             f"{', '.join(space.names[:MOST_SHOWN])}; correct them"
         )
     return table.take(kept), labels[kept], np.asarray(table.lines)[is_blank].tolist()

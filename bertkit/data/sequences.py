@@ -179,8 +179,11 @@ def report_cut(data: Sequences, is_windowed: bool, report: Report) -> None:
         report(f"{several:,} {count} have several windows, {len(data):,} windows in all")
     if truncated := int(data.shortened.sum()):
         length = int(np.diff(data.ends, prepend=0).max())
-        ways = [f"data.max_length (up to {MOST_TOKENS})"] * (length < MOST_TOKENS)
-        ways += ["data.long=mean"] * (not is_windowed)
+        ways = []
+        if length < MOST_TOKENS:
+            ways.append(f"data.max_length (up to {MOST_TOKENS})")
+        if not is_windowed:
+            ways.append("data.long=mean")
         remedy = f"; {' or '.join(ways)} reads more of them" if ways else ""
         what = "have a pair's shorter text truncated" if is_windowed else f"are truncated to {length} tokens"
         report(f"{truncated:,} {count} {what}{remedy}")

@@ -61,7 +61,6 @@ def divide_train(
 
     Raises:
         EmptySplitError: Train or dev is empty.
-        UsageError: There are folds and a dev split.
     """
     folds, fold = options["folds"], options["fold"]
     if folds and "dev" in given:

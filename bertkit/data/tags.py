@@ -69,7 +69,9 @@ def to_iob2(tags: Sequence[str]) -> list[str]:
     found = []
     for before, tag in pairwise(["O", *tags]):
         continues = tag[0] in "IEL" and before[0] in "BI" and before[2:] == tag[2:]
-        found.append(tag if tag == "O" else f"{'I' if continues else 'B'}{tag[1:]}")
+        if tag != "O":
+            tag = f"{'I' if continues else 'B'}{tag[1:]}"
+        found.append(tag)
     return found
 
 
@@ -86,7 +88,9 @@ def from_iob2(tags: Sequence[str], scheme: str) -> list[str]:
     last, only = ENDS[scheme]
     found = []
     for tag, after in pairwise([*to_iob2(tags), "O"]):
-        mark = tag[0] if tag == "O" or after[0] == "I" else only if tag[0] == "B" else last
+        mark = tag[0]
+        if tag != "O" and after[0] != "I":
+            mark = only if mark == "B" else last
         found.append(mark + tag[1:])
     return found
 

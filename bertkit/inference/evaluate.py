@@ -1,8 +1,8 @@
 """Score a finished run, an export or a Hub model on labelled data that it has not seen.
 
 The data are encoded as in training, with the lengths, the document context and the decisions (tau, thresholds,
-temperature) of the run, so that a run's own dev gives the scores in its metrics.json. Left out: files of predictions
-of other programs (`bertkit score`, `bertkit compare`).
+temperature) of the run, so that a run's own dev gives the scores in its metrics.json. A table with right answers and
+predictions, such as one of another program, is scored as well.
 """
 
 import json
@@ -20,18 +20,17 @@ from bertkit.data.duplicates import TRAIN_SPLIT
 from bertkit.data.labels import LABEL_NAMES, fit_separator
 from bertkit.data.sequences import IGNORED, batch_by_length
 from bertkit.data.splits import DROP, UNLABELLED
-from bertkit.errors import UsageError, explain_refusal
+from bertkit.errors import UsageError, explain_refusal, pluralize
 from bertkit.inference.predictor import Predictor, find_export
 from bertkit.metrics.calibration import temper
 from bertkit.metrics.classification import FIXED_THRESHOLD
 from bertkit.metrics.ner import score_types
 from bertkit.metrics.rows import take_values
-from bertkit.metrics.table import LABEL, PREDICTION, find_decided, make_rows
+from bertkit.metrics.table import LABEL, PREDICTION, find_decided, make_rows, read_facts
 from bertkit.model.checkpoint import find_file
 from bertkit.reports.tables import (
     OWN_DATA,
     Table,
-    count,
     list_shown,
     name_limits,
     tabulate_labels,
@@ -46,7 +45,8 @@ from bertkit.tasks.kinds import LABEL_KINDS, find_kind, find_trained_kind
 from bertkit.tasks.prediction import compute, limit_batch
 from bertkit.tasks.repeats import check_rows
 from bertkit.tasks.task import CHOSEN_ON_DEV, PredictionSettings, Task
-from bertkit.training.predictions import MISTAKES, find_mistakes, format_table, join_rows
+from bertkit.tasks.text import CLASSIFICATION
+from bertkit.training.predictions import MISTAKES, find_mistakes, format_table, join_rows, read_table
 from bertkit.training.prepare import set_apart
 from bertkit.training.recipe import Recipe, load_recipe, read_recipe
 from bertkit.training.run_dir import (
@@ -104,17 +104,17 @@ class EvaluatedSplit:
     task: Task
     metrics: Mapping[str, Any]
     rows: pa.Table
-    output: Path
+    output: Path | None  # None: nothing is written
 
     def describe(self) -> Iterator[str]:
         """Yield lines about leaks, choices, mistakes and files."""
         if leaks := self.metrics.get("leaks"):
-            yield f"{leaks:,} of {count(len(self.rows), 'row')} also {'occurs' if leaks == 1 else 'occur'} in train"
+            yield f"{leaks:,} of {pluralize(len(self.rows), 'row')} also {'occurs' if leaks == 1 else 'occur'} in train"
         yield from (line for line in self.task.comment(self.metrics) if not line.startswith("warning: "))
-        mistakes = count(len(find_mistakes(self.rows)), "mistake")
+        mistakes = pluralize(len(find_mistakes(self.rows)), "mistake")
         if not find_kind(self.rows).has_names:
             mistakes = f"{mistakes} above the root mean squared error"
-        yield f"{mistakes}, the worst first, and scores: {self.output}"
+        yield mistakes if self.output is None else f"{mistakes}, the worst first, and scores: {self.output}"
 
 
 def load_predictor(run: str) -> Predictor:
@@ -139,7 +139,9 @@ def open_scored(run: str, predictor: Predictor) -> ScoredModel:
     ]
     if config.tau is not None:
         fitting = fitting[::-1]  # of two versions the second one has a tau
-    task = TASKS[recipe.task] if recipe else fitting[0] if fitting else None
+    task = fitting[0] if fitting else None
+    if recipe:
+        task = TASKS[recipe.task]
     if task is None or not task.metric or task.lower_is_better:
         raise UsageError(f"{run} has no labels to score; give a fine-tuned model")
     if recipe is None:
@@ -185,16 +187,22 @@ def evaluate(
     text: Sequence[str] | None = None,
     label: Sequence[str] | None = None,
 ) -> list[EvaluatedSplit]:
-    """Score a model on labelled data, and write scores, table and mistakes of each split.
+    """Score a model on labelled data, or a table of predictions, and write scores, table and mistakes of each split.
 
     Args:
+        run: A run, an export, a Hub model, or a table with the columns `label` and `prediction`.
         given: A file, or a folder or Hub data set with dev or test; None: the run's own evaluated splits, whose tables
             and mistakes are written again.
-        output: The directory to write; None: `RUN/evaluations/NAME`, NAME being the file's stem or the split.
+        output: The directory to write; None: `RUN/evaluations/NAME`, NAME being the file's stem or the split;
+            nothing for a table.
         text: The columns of the texts in `given`; None: as in training.
         label: The columns of the labels; None: as in training.
     """
     columns = {name: list(names) for name, names in (("text", text), ("label", label)) if names}
+    if Path(run).is_file():
+        if given is not None or columns:
+            raise UsageError(f"{run} is a table, which has right answers; leave out --data, --text and --label")
+        return [evaluate_table(Path(run), output, report)]
     if columns and given is None:
         raise UsageError("--text and --label name columns of --data; give it too")
     scored = open_scored(run, load_predictor(run))
@@ -203,8 +211,8 @@ def evaluate(
         raise UsageError(f"{task.name} reads columns of fixed names; leave out --{max(unknown)}")
     texts, pairs = len(columns.get("text", ())), scored.settings.pairs
     if texts > 2 or (texts and pairs is not None and texts != 1 + pairs):
-        reads = "one text or two" if pairs is None else count(1 + pairs, "text")
-        raise UsageError(f"{run} reads {reads}, but --text names {count(texts, 'column')}; name as many")
+        reads = "one text or two" if pairs is None else pluralize(1 + pairs, "text")
+        raise UsageError(f"{run} reads {reads}, but --text names {pluralize(texts, 'column')}; name as many")
     folder = Path(run)
     if not folder.is_dir() and (output is None or given is None):
         raise UsageError(
@@ -242,7 +250,7 @@ def list_tables(found: EvaluatedSplit) -> Iterator[Table]:
     """Yield the table of scores with intervals and baselines, and those of each label or type of entity."""
     rows = list_shown(found.task.table, found.task.metric, found.metrics)
     yield replace(
-        tabulate_scores(rows, found.metrics, "score"), caption=f"{found.name}, {count(len(found.rows), 'row')}"
+        tabulate_scores(rows, found.metrics, "score"), caption=f"{found.name}, {pluralize(len(found.rows), 'row')}"
     )
     types = score_types(found.rows) if "strict_found" in found.rows.column_names else {}
     yield from filter(None, (tabulate_labels(found.metrics, found.name), tabulate_types(types, found.name)))
@@ -265,11 +273,7 @@ def evaluate_split(
         checked = check_rows({TRAIN_SPLIT: train, SCORED: task.tabulate(examples)})
         leaks = checked.splits[SCORED].in_train[:, 0]
     others = leaks if len(leaks) < len(rows) else leaks[:0]  # without the leaks nothing would be left
-    metrics: dict[str, Any] = score_rows(task, rows, "{}", others, report) | task.baseline(data, data)
-    for own, key in zip((task.metric, *name_limits(task.metric)), ("score", *name_limits("score")), strict=True):
-        if own in metrics:
-            metrics[key] = metrics[own]
-    metrics["rows"] = len(rows)
+    metrics = measure(task, rows, others, report) | task.baseline(data, data)
     if train is not None:
         metrics["leaks"] = len(leaks)
     origin = scored.recipe.data["dir"]
@@ -281,17 +285,43 @@ def evaluate_split(
     known = Path(scored.run, METRICS_FILE)
     if target is None and name == next(iter(task.splits)) and known.is_file():
         metrics |= {key: value for key, value in read_metrics(known).items() if key == CHOSEN_ON_DEV}
+    output = Path(scored.run) if target is None else target
+    write_files(output, name, rows, None if target is None else metrics)
+    return EvaluatedSplit(name, task, metrics, rows, output)
+
+
+def evaluate_table(path: Path, output: Path | None, report: Report) -> EvaluatedSplit:
+    """Score the prediction table of a run, or a table of another program, whose answers are classes or numbers."""
+    rows = read_table(path)
+    if LABEL not in rows.column_names:
+        raise UsageError(f"{path} has no column {LABEL!r}, which holds the right answers; give a table that has it")
+    task = TASKS[read_facts(rows).get("task", CLASSIFICATION.name)]
+    metrics = measure(task, rows, np.empty(0, np.int64), report)
+    if output is not None:
+        write_files(output, path.stem, rows, metrics)
+    return EvaluatedSplit(path.stem, task, metrics, rows, output)
+
+
+def measure(task: Task, rows: pa.Table, leaks: np.ndarray, report: Report) -> dict[str, Any]:
+    """Return the scores of a table with their limits, the task's metric also as `score`, and the number of rows."""
+    metrics: dict[str, Any] = score_rows(task, rows, "{}", leaks, report)
+    for own, key in zip((task.metric, *name_limits(task.metric)), ("score", *name_limits("score")), strict=True):
+        if own in metrics:
+            metrics[key] = metrics[own]
+    return metrics | {"rows": len(rows)}
+
+
+def write_files(output: Path, name: str, rows: pa.Table, metrics: Mapping[str, Any] | None) -> None:
+    """Write a table and its mistakes beside the scores, or without scores as the run itself does."""
     files = {f"{PREDICTIONS}/{file}": content for file, content in format_table(rows, name).items()}
-    if target is not None:
+    if metrics is not None:
         files[MISTAKES_FILE] = files.pop(f"{PREDICTIONS}/{name}{MISTAKES}")
         files[METRICS_FILE] = json.dumps(metrics, indent=2) + "\n"
-    output = Path(scored.run) if target is None else target
     with explain_refusal(f"the directory {output}"):
         (output / PREDICTIONS).mkdir(parents=True, exist_ok=True)
         for file, content in files.items():
             with atomic_open(output / file, "wb") as stream:
                 stream.write(content.encode() if isinstance(content, str) else content)
-    return EvaluatedSplit(name, task, metrics, rows, output)
 
 
 def load_again(scored: ScoredModel, report: Report) -> dict[str, Any]:
@@ -360,4 +390,4 @@ class LabelCheck:
         shown = [f"{name} {100 * values[key]:.1f} %" for key, name in SHOWN_SCORES.items() if key in values]
         shown = shown or [f"Pearson correlation {values['pearson']:.3f}"]
         others = f" ({self.unknown:,} with labels that the model lacks left out)" if self.unknown else ""
-        return f"{count(len(self.labels), 'row has', 'rows have')} a label{others}: {', '.join(shown)}"
+        return f"{pluralize(len(self.labels), 'row has', 'rows have')} a label{others}: {', '.join(shown)}"

@@ -1,8 +1,7 @@
 """Export a run to a directory that `Predictor` and `bertkit predict` take in its place: ONNX, tokenizer, thresholds.
 
-The exported model is compared with the run and timed before the directory is complete. An int8 export is scored on dev;
-with a bound on the loss, the layers whose int8 weights change the outputs most stay in fp32, one more at a time, until
-the score is within it. Left out: the graph and the arithmetic of int8 (`bertkit.model.onnx`).
+The exported model is compared with the run and timed before the directory is complete. An int8 export is scored on dev.
+Left out: the graph and the arithmetic of int8 (`bertkit.model.onnx`).
 """
 
 import shutil
@@ -30,10 +29,8 @@ from bertkit.model.onnx import (
     CHOOSES,
     EXACT_SETS,
     ONNX_FILE,
-    Layer,
     OnnxModel,
     import_onnxruntime,
-    list_layers,
     quantize,
     write_onnx,
 )
@@ -50,7 +47,6 @@ PARTS = ".export-"  # prefix of the folder in the output that has the files unti
 TIMED_LENGTHS = (16, 128, 512)  # tokens of one text
 TEXTS_AT_ONCE, TIMED_IN_BATCHES = 8, 128  # texts, and the tokens of each
 MOST_CALLS, FEWEST_CALLS, MOST_SECONDS = 200, 5, 10.0  # of each measurement
-RANKING_ROWS = 128  # on which the effect of each layer is measured
 EXPORTED = (ONNX_FILE, CALIBRATION_FILE, "config.json", RECIPE_FILE, CARD, *TOKENIZER_FILES)
 
 CARD_SECTION = """
@@ -87,7 +83,6 @@ def export(
     report: Report = ignore,
     *,
     int8: bool = False,
-    max_loss: float | None = None,
     data: str | None = None,
 ) -> tuple[dict[str, Any], list[Table]]:
     """Export a run to a directory, and return its record and the tables of its measurements.
@@ -96,7 +91,6 @@ def export(
 
     Args:
         int8: Whether to export in int8.
-        max_loss: Points of the score that int8 may lose on dev; layers stay in fp32 until it does. None: no bound.
         data: The folder of the data with this dev; None: that of the run's recipe.
     """
     import_onnxruntime()
@@ -134,7 +128,8 @@ def export(
             timings = {"run": time_model(model, weights), "fp32": time_model(exported, path.stat().st_size)}
             record = describe(run, exported, difference, timings)
             if dev:
-                record["int8"], variant = choose_int8(dev, model, path, Path(temporary), max_loss, report)
+                variant = Path(temporary, "int8.onnx")
+                record["int8"] = export_int8(dev, model, path, variant, report)
                 variant.replace(path)
                 record["precision"] = "int8"
                 timings["int8"] = time_model(OnnxModel(path, model.config, is_int8=True), path.stat().st_size)
@@ -299,58 +294,16 @@ def load_dev(scored: ScoredModel, folder: str | None = None) -> Dev:
     return Dev(scored, data, scored.task.tabulate(dev).groups)
 
 
-@torch.inference_mode()
-def rank_layers(exact: Path, dev: Dev, config: Any, folder: Path) -> list[Layer]:
-    """Return the layers of an export, first the one whose int8 weights change the outputs most."""
-    task, layers, effects = dev.scored.task, list_layers(exact), []
-    batch = task.collate(dev.data.__getitems__(list(range(min(len(dev.data), RANKING_ROWS)))))
-    real = batch["attention_mask"].bool()
-    expected = OnnxModel(exact, config)(**batch, **task.evaluation_options)
-    for layer in layers:
-        path = folder / "one.onnx"
-        quantize(exact, path, [other for other in layers if other != layer])
-        found = OnnxModel(path, config, is_int8=True)(**batch, **task.evaluation_options)
-        squares = {name: (found[name] - values).square() for name, values in expected.items()}
-        effects.append(sum(float((x[real] if x.dim() > real.dim() else x).sum()) for x in squares.values()))
-    return [layers[number] for number in np.argsort(effects, kind="stable")[::-1]]
-
-
-def choose_int8(
-    dev: Dev, model: Any, exact: Path, folder: Path, max_loss: float | None, report: Report = ignore
-) -> tuple[dict[str, Any], Path]:
-    """Quantise an export, and return the record of what was tried and the file of the last variant.
-
-    Args:
-        exact: The export in fp32.
-        folder: Where to write the variants.
-        max_loss: Points of the score that may be lost; None: all layers are int8, whatever is lost.
-    """
+def export_int8(dev: Dev, model: Any, exact: Path, output: Path, report: Report = ignore) -> dict[str, Any]:
+    """Write an export in fp32 as int8, and return what it loses on dev."""
     report(f"scoring the run and the export in int8 on {len(dev.groups):,} rows of dev")
-    before, exempt = dev.rate(model), []
-    found = {"metric": dev.scored.task.metric, "rows": len(dev.groups), "run_score": rate_points(before)}
-    found |= {"max_loss": max_loss, "variants": []}
-    while True:
-        path = folder / f"{len(exempt)}.onnx"
-        quantize(exact, path, exempt)
-        after = dev.rate(OnnxModel(path, model.config, is_int8=True))
-        difference = compare_methods([before], [after], dev.groups)
-        numbers = {"difference": difference.value, "low": difference.low, "high": difference.high}
-        variant = {"exempt": exempt, "size": path.stat().st_size, "score": rate_points(after)}
-        found["variants"].append(variant | {name: round(number, 4) for name, number in numbers.items()})
-        name, _, _, lost, interval = list_cells(found["variants"][-1])
-        report(f"{name}: {lost} points of {found['metric']} ({interval}) with {found['rows']:,} rows of dev")
-        if max_loss is None or difference.value >= -max_loss:
-            return found, path
-        if not exempt:
-            report("ranking the layers by what int8 changes")
-            ranked = rank_layers(exact, dev, model.config, folder)
-        if len(exempt) + 1 == len(ranked):
-            raise UsageError(
-                f"int8 loses {-difference.value:.2f} points of {found['metric']} even if only "
-                f"{spell_layer(ranked[-1])} is int8, more than --max-loss {max_loss:g}; raise it, or export in fp32"
-            )
-        exempt = ranked[: len(exempt) + 1]
-        path.unlink()
+    quantize(exact, output)
+    before, after = dev.rate(model), dev.rate(OnnxModel(output, model.config, is_int8=True))
+    difference = compare_methods([before], [after], dev.groups)
+    numbers = {"difference": difference.value, "low": difference.low, "high": difference.high}
+    scores = {"run_score": rate_points(before), "score": rate_points(after)}
+    found = {"metric": dev.scored.task.metric, "rows": len(dev.groups), "size": output.stat().st_size, **scores}
+    return found | {name: round(number, 4) for name, number in numbers.items()}
 
 
 def rate_points(score: RowScore) -> float:
@@ -358,21 +311,9 @@ def rate_points(score: RowScore) -> float:
     return round(score.points * float(score.score(np.ones((1, len(score))))[0]), 4)
 
 
-def spell_layer(layer: Layer) -> str:
-    """Return a layer in words."""
-    return f"layer {layer + 1}" if isinstance(layer, int) else layer
-
-
-def list_cells(one: Mapping[str, Any]) -> list[str]:
-    """Return what a variant is, its megabytes, its score, and the difference with its interval in points."""
-    name = f"int8 except {', '.join(map(spell_layer, one['exempt']))}" if one["exempt"] else "int8 in all layers"
-    interval = f"{one['low']:+.2f} to {one['high']:+.2f}"
-    return [name, f"{one['size'] / 1e6:,.1f}", f"{one['score']:.2f}", f"{one['difference']:+.2f}", interval]
-
-
 def tabulate_int8(found: Mapping[str, Any]) -> Table:
-    """Return the table of the variants; the last one is exported."""
-    chosen = "; the layers were chosen on the same rows" if len(found["variants"]) > 1 else ""
-    caption = f"{found['metric']} on dev ({found['rows']:,} rows), difference to the run in points{chosen}"
-    heads = ["", "MB", "score", "difference", "95 % interval"]
-    return make_table(caption, heads, map(list_cells, found["variants"]))
+    """Return the table of what int8 loses."""
+    caption = f"{found['metric']} on dev ({found['rows']:,} rows), difference to the run in points"
+    cells = [f"{found['size'] / 1e6:,.1f}", f"{found['score']:.2f}", f"{found['difference']:+.2f}"]
+    line = ["int8", *cells, f"{found['low']:+.2f} to {found['high']:+.2f}"]
+    return make_table(caption, ["", "MB", "score", "difference", "95 % interval"], [line])

@@ -25,7 +25,7 @@ from bertkit.data.formats.writer import write_rows
 from bertkit.data.labels import PAIR_NAMES
 from bertkit.data.long_texts import LONG
 from bertkit.data.tokenizer import load_tokenizer
-from bertkit.errors import UsageError, explain_disk_error, refuse_first
+from bertkit.errors import UsageError, explain_disk_error, list_some, pluralize, refuse_first
 from bertkit.inference.batching import cut_into_chunks
 from bertkit.inference.tables import WRITERS, Row, format_for_pipeline, write_joined
 from bertkit.metrics.calibration import find_limit
@@ -33,7 +33,6 @@ from bertkit.model.checkpoint import TRAINED, find_file, load_config, load_model
 from bertkit.model.cpu import order_weights
 from bertkit.model.onnx import ONNX_FILE, OnnxModel
 from bertkit.model.precision import cast_weights, choose_precision, find_device
-from bertkit.reports.tables import count
 from bertkit.system.files import atomic_open
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import ANSWERING, TASKS
@@ -303,8 +302,8 @@ class Predictor:
                     write_joined(map(self.make_row, again, results), self.columns, output, file)
                 else:
                     write_rows(map(self.format_for_pipeline, results) if is_pipeline else results, (), file, ".jsonl")
-        none = f", {count(counts.errors, 'invalid input')}" if counts.errors else ""
-        report(f"{count(counts.count - counts.errors, 'result')} in {output}{none}")
+        none = f", {pluralize(counts.errors, 'invalid input')}" if counts.errors else ""
+        report(f"{pluralize(counts.count - counts.errors, 'result')} in {output}{none}")
         return counts
 
     def make_row(self, given: Input | Sequence[str] | Line, result: Result) -> Row:
@@ -356,7 +355,7 @@ def name_texts(texts: Sequence[str], sample: Mapping[str, Any]) -> dict[str, Any
     if len(texts) == 2 and fields == ("text",):
         fields = PAIR_NAMES[0]
     if len(texts) != len(fields):
-        expected = f"{len(fields)} text{'s' * (len(fields) != 1)} ({' and '.join(fields)})"
+        expected = f"{pluralize(len(fields), 'text')} ({' and '.join(fields)})"
         raise MissingText(f"expected {expected}, got {len(texts)}; give them in order")
     return dict(zip(fields, texts, strict=True))
 
@@ -404,7 +403,7 @@ class Counts:
         """Return a message with the number of truncated inputs and the first of them; empty if there are none."""
         if not self.cut:
             return ""
-        named = ", ".join(f"{number:,}" for number in self.cut[:MOST_NAMED]) + ", …" * (len(self.cut) > MOST_NAMED)
+        named = list_some([f"{number:,}" for number in self.cut], MOST_NAMED)
         return (
             f"{len(self.cut):,} of {self.count:,} inputs are too long for this model and were truncated: number {named}"
         )

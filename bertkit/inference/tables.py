@@ -48,7 +48,9 @@ def write_joined(rows: Iterable[Row], columns: Mapping[str, type], output: Path,
         kept.seek(0)
         schema = {}
         for name, kinds in types.items():
-            schema[name] = float if kinds == {int, float} else kinds.pop() if len(kinds) == 1 else str
+            schema[name] = kinds.pop() if len(kinds) == 1 else str
+            if kinds == {int, float}:
+                schema[name] = float
         names = name_columns(schema, columns)
         schema |= {names[name]: kind for name, kind in columns.items()}
         pairs = map(msgspec.json.decode, kept)

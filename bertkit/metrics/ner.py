@@ -59,12 +59,17 @@ def count_entities(gold: Sequence[Collection[Entity]], predicted: Sequence[Seque
     found, strict = ([set(find(tags)) for tags in predicted] for find in (find_entities, find_strict))
     right, strict_right = (list(map(set.intersection, wanted, sets)) for sets in (found, strict))
     sides = {"right": right, "found": found, "wanted": wanted}
-    kinds = {name: [Counter(kind for *_, kind in own) for own in sets] for name, sets in sides.items()}
+    kinds = {name: list(map(count_kinds, sets)) for name, sets in sides.items()}
     for kind in sorted(set().union(*kinds["found"], *kinds["wanted"])):
         counts |= {f"{name}_{kind}": np.array([x[kind] for x in own], np.int32) for name, own in kinds.items()}
     for name, sets in (("right", strict_right), ("found", strict)):
         counts[f"strict_{name}"] = np.array(list(map(len, sets)), np.int32)
     return counts
+
+
+def count_kinds(entities: Collection[Entity]) -> Counter[str]:
+    """Return how many entities of each type there are."""
+    return Counter(kind for *_, kind in entities)
 
 
 def measure_entities(right: np.ndarray, found: np.ndarray, wanted: np.ndarray) -> dict[str, RowScore]:

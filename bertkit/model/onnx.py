@@ -9,9 +9,8 @@ Left out: weights beside the graph, which only models above 2 GB need, and the c
 import ast
 import io
 import logging
-import re
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from types import ModuleType
@@ -32,11 +31,7 @@ ONNX_FILE = "model.onnx"
 LENGTH = "length"  # the axis of tokens
 CHOOSES = "BertForMultipleChoice"  # the head whose every input has three dimensions
 SCOPES = "pkg.torch.onnx.name_scopes"  # metadata of a node: the modules it comes from, as a list in Python
-ENCODER_LAYER = re.compile(r"bert\.encoder\.layer\.(\d+)\.")
-EMBEDDINGS, HEAD = "embeddings", "head"  # the parts beside the layers of the encoder
 EXACT_SETS = ("avx512_vnni", "avx_vnni")  # instruction sets whose int8 products do not saturate
-
-Layer = int | str  # the number of a layer of the encoder, or EMBEDDINGS or HEAD
 
 
 def import_onnxruntime() -> ModuleType:
@@ -196,58 +191,22 @@ def pad_tokens(found: np.ndarray, longest: int) -> np.ndarray:
 # --- int8 -------------------------------------------------------------------------------------------------------------
 
 
-def name_layer(node: str) -> Layer:
-    """Return the layer of a node by its name in the graph."""
-    if found := ENCODER_LAYER.match(node):
-        return int(found[1])
-    return EMBEDDINGS if node.startswith("bert.embeddings.") else HEAD
-
-
-def find_matrices(path: Path) -> dict[str, Layer]:
-    """Return the nodes that multiply by a matrix of weights or look up a table of them: name -> layer."""
-    import onnx
-
-    graph = onnx.load(str(path), load_external_data=False).graph
-    weights = {
-        tensor.name
-        for tensor in graph.initializer
-        if len(tensor.dims) == 2 and tensor.data_type == onnx.TensorProto.FLOAT
-    }
-    positions = {"MatMul": 1, "Gemm": 1, "Gather": 0}  # of the weights among a node's inputs
-    return {
-        node.name: name_layer(node.name)
-        for node in graph.node
-        if node.op_type in positions and node.input[positions[node.op_type]] in weights
-    }
-
-
-def list_layers(path: Path) -> list[Layer]:
-    """Return the layers of an ONNX file in fp32 that `quantize` can quantise or exempt, from input to output."""
-    import_onnxruntime()
-    return list(dict.fromkeys(find_matrices(path).values()))
-
-
-def quantize(path: Path, output: Path, exempt: Collection[Layer] = ()) -> None:
+def quantize(path: Path, output: Path) -> None:
     """Write an ONNX file in fp32 with int8 matrices; activations are quantised when the model runs.
 
     Weights have a scale for each output unit. Without VNNI, products of 8-bit activations and 8-bit weights saturate;
     on such a processor weights have 7 bits, which cannot.
-
-    Args:
-        exempt: Layers that stay in fp32, of those that `list_layers` returns.
     """
     import_onnxruntime()
     import onnx
     from onnxruntime.quantization import quantize_dynamic
 
-    exact = [name for name, layer in find_matrices(path).items() if layer in exempt]
     model = onnx.load(str(path))
     with silence_export():
         quantize_dynamic(
             model,
             str(output),
             op_types_to_quantize=["MatMul", "Gemm", "Gather"],
-            nodes_to_exclude=[*exact, *(f"{name}_MatMul" for name in exact)],  # what a Gemm is replaced with
             per_channel=True,
             reduce_range=not any(torch.cpu.get_capabilities().get(name) for name in EXACT_SETS),
         )

@@ -108,6 +108,8 @@ def style_columns(table: Table) -> list[dict[str, str]]:
         found = [line for row in table.rows for line in row[number].lines if line[0] not in ("", MISSING)]
         numbers = sum(NUMBER.fullmatch(text) is not None for text, _ in found)
         is_worded = any(split_number(*line)[1] for line in found)
-        style = ("worded" if is_worded else "number") if 2 * numbers > len(found) else ""
-        columns.append({"head": head, "style": style if number else ""})
+        style = ""
+        if number and 2 * numbers > len(found):
+            style = "worded" if is_worded else "number"
+        columns.append({"head": head, "style": style})
     return columns

@@ -187,7 +187,9 @@ def tabulate_labels(metrics: Mapping[str, float], split: str, pattern: str = "{}
 def _show_label_score(key: str, value: float | None) -> str:
     if value is None:
         return MISSING
-    return f"{value:,.0f}" if key == "count" else f"{value:.3f}" if key == "threshold" else f"{100 * value:.1f}"
+    if key == "count":
+        return f"{value:,.0f}"
+    return f"{value:.3f}" if key == "threshold" else f"{100 * value:.1f}"
 
 
 def tabulate_types(scores: Mapping[str, Mapping[str, float]], split: str) -> Table | None:
@@ -219,8 +221,3 @@ def split_number(text: str, words: str) -> tuple[str, str]:
         return text, words
     number, _, rest = text.partition(" ")
     return number, f"{rest} {words}".strip()
-
-
-def count(number: int, name: str, names: str = "") -> str:
-    """Format a number with its noun in the singular or plural."""
-    return f"{number:,} {name if number == 1 else names or f'{name}s'}"

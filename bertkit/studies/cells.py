@@ -11,10 +11,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from bertkit.errors import UsageError, locate_refusal
+from bertkit.errors import UsageError, locate_refusal, pluralize
 from bertkit.model.checkpoint import make_config
 from bertkit.model.config import BertConfig
-from bertkit.reports.tables import count
 from bertkit.studies.spec import LONGEST_DIRECTORY, PRETRAIN, Column, Study, Variant, name_directory, set_axis
 from bertkit.studies.tables import name_axes, show_value
 from bertkit.system.progress import Report, describe_duration
@@ -213,11 +212,11 @@ def describe_plan(study: Study) -> list[str]:
             own.setdefault(cell.directory, cell)
     for directory, cell in own.items():
         start = f", from {cell.recipe.checkpoint}" if cell.origin else ""
-        runs = f"seed{'s' * (len(cell.runs) > 1)} {', '.join(map(str, cell.runs))}"
+        runs = f"{'seeds' if len(cell.runs) > 1 else 'seed'} {', '.join(map(str, cell.runs))}"
         lines.append(f"{directory}, {f'of {len(cell.members)} runs' if cell.members else runs}{start}")
     runs = sum(len(cell.runs) for cell in own.values()) + len(pretrainings)
     before = f", {len(pretrainings)} of them pretrainings" if pretrainings else ""
-    return [*lines, f"{count(len(cells), 'cell')}, {count(runs, 'run')}{before}"]
+    return [*lines, f"{pluralize(len(cells), 'cell')}, {pluralize(runs, 'run')}{before}"]
 
 
 def describe_time(study: Study, output: Path, report: Report) -> list[str]:
@@ -248,5 +247,5 @@ def describe_time(study: Study, output: Path, report: Report) -> list[str]:
             else:
                 settled = settle(recipe, measured.rows)
                 seconds.append(sum(costs.expect(settled, measured, output)[1:]) + measured.end)
-    line = f"{count(len(seconds), 'run')}, one after another: {describe_duration(sum(seconds))} expected here"
-    return [line, *(f"{count(number, 'run')}: {reason}" for reason, number in unknown.items())]
+    line = f"{pluralize(len(seconds), 'run')}, one after another: {describe_duration(sum(seconds))} expected here"
+    return [line, *(f"{pluralize(number, 'run')}: {reason}" for reason, number in unknown.items())]

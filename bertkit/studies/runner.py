@@ -69,7 +69,6 @@ def run_study(
         The results as described in `summarize`.
 
     Raises:
-        UsageError: There is a mistake in the study, the data or the directory.
         Interrupted: SIGTERM or SIGINT stopped the study; its runs have written checkpoints.
     """
     if count_processes() > 1:

@@ -23,8 +23,8 @@ import msgspec
 import numpy as np
 import torch
 
-from bertkit.errors import UsageError, explain_disk_error, explain_missing, explain_refusal
-from bertkit.reports.tables import count, find_row
+from bertkit.errors import UsageError, explain_disk_error, explain_missing, explain_refusal, pluralize
+from bertkit.reports.tables import find_row
 from bertkit.studies.results import judge
 from bertkit.studies.spec import check_searchable, set_axis
 from bertkit.studies.start import RunJob, Runs, State, drop_checkpoints, drop_weights
@@ -134,7 +134,7 @@ class Search:
         self.open_study()
         expected = self.expect_seconds(prepared) if self.clock else 0.0
         about = f"trials of about {describe_duration(expected)} until half of the time is over"
-        many = count(self.most, "trial") if self.most else about
+        many = pluralize(self.most, "trial") if self.most else about
         self.report(f"searching {', '.join(map(name_key, self.searched))}: {many}, scored on held-back rows of train")
         with note_signals(self.noted.append):
             while len(self.list_done()) < (self.most or math.inf) and self.find_left() >= expected:
@@ -144,7 +144,7 @@ class Search:
             self.report(f"{reason}: training with the values of the preset")
             return {}
         best, done = self.study.best_trial, len(self.list_done())
-        self.report(f"the best of {count(done, 'trial')}: {describe_values(best.params)}; training on all of train")
+        self.report(f"the best of {pluralize(done, 'trial')}: {describe_values(best.params)}; training on all of train")
         return best.params
 
     def find_left(self) -> float:

@@ -81,7 +81,6 @@ def do_run(recipe: Path, output: Path, milestones: Collection[int], report: Repo
     """Do a run of a study; every error but the loss of another process becomes one line.
 
     Raises:
-        UsageError: The run has failed.
         ProcessLost: Another process of the run was lost.
         Interrupted: SIGTERM or SIGINT stopped the run after a checkpoint was written.
     """

@@ -11,8 +11,9 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from bertkit.errors import pluralize
 from bertkit.reports.markdown import format_table
-from bertkit.reports.tables import MISSING, ScoreRow, Table, TableCell, count, make_table, name_limits
+from bertkit.reports.tables import MISSING, ScoreRow, Table, TableCell, make_table, name_limits
 from bertkit.tasks.task import CHOSEN_ON_DEV
 
 AVERAGE = "Average"  # the heading of the column that is a mean of others
@@ -58,12 +59,11 @@ def describe_size(study: Mapping[str, Any]) -> str:
     }
     if not _is_short(study) and not study["definition"].get("grid"):
         del counts["setting"]
-    words = " x ".join(count(number, name) for name, number in counts.items())
-    before = f", including {count(len(study['pretrainings']), 'pretraining')}" if study["pretrainings"] else ""
+    words = " x ".join(pluralize(number, name) for name, number in counts.items())
+    before = f", including {pluralize(len(study['pretrainings']), 'pretraining')}" if study["pretrainings"] else ""
     # Columns may share their runs; then the product is not the number of runs.
-    return (
-        f"{words}{' =' if math.prod(counts.values()) == study['runs'] else ':'} {count(study['runs'], 'run')}{before}"
-    )
+    sign = " =" if math.prod(counts.values()) == study["runs"] else ":"
+    return f"{words}{sign} {pluralize(study['runs'], 'run')}{before}"
 
 
 def explain_scores(study: Mapping[str, Any]) -> str:

@@ -19,7 +19,9 @@ def describe_duration(seconds: float) -> str:
     """Format seconds for a person: 42 s, 5 min 40 s, 3 h 12 min."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
 
 
 class ShareDone:

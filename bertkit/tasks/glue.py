@@ -3,8 +3,7 @@
 A table has one row per task; the code below it is the same for all. The official files and their copy on the Hub give
 the same texts and the same labels, which are matched by name and never by position.
 
-The paper leaves WNLI out of its averages and submits the majority class; here it is trained like the others, and only
-the submission (`bertkit.inference.glue_submission`) follows the paper.
+The paper leaves WNLI out of its averages and submits the majority class; here it is trained like the others.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,6 @@ from bertkit.data.formats.glue import (
     GLUE_HUB,
     Benchmark,
     Split,
-    read_answers,
     read_copy,
     read_folder,
     read_labels,
@@ -28,7 +26,6 @@ from bertkit.data.formats.glue import (
 from bertkit.data.formats.rows import Columns
 from bertkit.data.labels import REGRESSION, SINGLE, LabelSpace
 from bertkit.errors import UsageError
-from bertkit.metrics.glue import compute_scores
 from bertkit.metrics.rows import RowScore
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report
@@ -44,18 +41,17 @@ BASE_TEST, LARGE_TEST = "BERT-base, test", "BERT-large, test"  # Table 1
 BASE_DEV = "BERT-base, dev"  # Table 5
 
 
-def describe(title: str, rows: int, **facts: Any) -> Benchmark:
+def describe(title: str, **facts: Any) -> Benchmark:
     """Return a row of the table, whose name, files and Hub configuration follow from its title.
 
     Args:
-        rows: How many rows of test the leaderboard expects.
         facts: The other attributes of a `Benchmark`.
     """
     name = title.lower().replace("-", "")
     splits = {
         "train": Split(f"{title}/train.tsv", (name, "train"), needed=True),
         "dev": Split(f"{title}/dev.tsv", (name, "validation"), needed=True, scores="{}"),
-        "test": Split(f"{title}/test.tsv", (name, "test"), submission=f"{title}.tsv", rows=rows),
+        "test": Split(f"{title}/test.tsv", (name, "test"), submission=f"{title}.tsv"),
     }
     return Benchmark(name=name, title=title, splits=splits, **facts)
 
@@ -64,56 +60,46 @@ PAIR = {"sentence1": "sentence1", "sentence2": "sentence2"}
 PREMISE = {"premise": "sentence1", "hypothesis": "sentence2"}
 NLI = {label: label for label in ("entailment", "neutral", "contradiction")}
 TWO_WAY = {label: label for label in ("entailment", "not_entailment")}
-AX = Split("diagnostic/diagnostic.tsv", ("ax", "test"), submission="AX.tsv", rows=1104)
+AX = Split("diagnostic/diagnostic.tsv", ("ax", "test"), submission="AX.tsv")
 
 BENCHMARKS = (
     describe(
         "CoLA",
-        1063,
         texts={"sentence": 3},
         label=1,
         labels={"0": "unacceptable", "1": "acceptable"},
         metrics=("matthews_correlation",),
-        majority="1",
         paper={"matthews_correlation": {BASE_TEST: 0.521, LARGE_TEST: 0.605}},
         bare=4,
     ),
     describe(
         "SST-2",
-        1821,
         texts={"sentence": "sentence"},
         labels={"0": "negative", "1": "positive"},
-        majority="1",
         paper={"accuracy": {BASE_TEST: 0.935, LARGE_TEST: 0.949, BASE_DEV: 0.927}},
     ),
     describe(
         "MRPC",
-        1725,
         texts={"sentence1": "#1 String", "sentence2": "#2 String"},
         label="Quality",
         labels={"0": "not_equivalent", "1": "equivalent"},
         metrics=("f1", "accuracy"),
-        majority="1",
         paper={"f1": {BASE_TEST: 0.889, LARGE_TEST: 0.893}, "accuracy": {BASE_DEV: 0.867}},
     ),
     describe(
         "STS-B",
-        1379,
         texts=PAIR,
         label="score",
         labels={},
         metrics=("spearmanr", "pearson"),
-        majority="2.701",
         paper={"spearmanr": {BASE_TEST: 0.858, LARGE_TEST: 0.865}},
     ),
     describe(
         "QQP",
-        390_965,
         texts={"question1": "question1", "question2": "question2"},
         label="is_duplicate",
         labels={"0": "not_duplicate", "1": "duplicate"},
         metrics=("f1", "accuracy"),
-        majority="0",
         paper={"f1": {BASE_TEST: 0.712, LARGE_TEST: 0.721}},
         broken=True,
     ),
@@ -127,15 +113,10 @@ BENCHMARKS = (
             "train": Split("MNLI/train.tsv", ("mnli", "train"), needed=True),
             "dev_matched": Split("MNLI/dev_matched.tsv", ("mnli", "validation_matched"), needed=True, scores="{}"),
             "dev_mismatched": Split("MNLI/dev_mismatched.tsv", ("mnli", "validation_mismatched"), scores="{}_mm"),
-            "test_matched": Split(
-                "MNLI/test_matched.tsv", ("mnli", "test_matched"), submission="MNLI-m.tsv", rows=9796
-            ),
-            "test_mismatched": Split(
-                "MNLI/test_mismatched.tsv", ("mnli", "test_mismatched"), submission="MNLI-mm.tsv", rows=9847
-            ),
+            "test_matched": Split("MNLI/test_matched.tsv", ("mnli", "test_matched"), submission="MNLI-m.tsv"),
+            "test_mismatched": Split("MNLI/test_mismatched.tsv", ("mnli", "test_mismatched"), submission="MNLI-mm.tsv"),
             "ax": AX,
         },
-        majority="contradiction",
         paper={
             "accuracy": {BASE_TEST: 0.846, LARGE_TEST: 0.867, BASE_DEV: 0.844},
             "accuracy_mm": {BASE_TEST: 0.834, LARGE_TEST: 0.859},
@@ -143,27 +124,20 @@ BENCHMARKS = (
     ),
     describe(
         "QNLI",
-        5463,
         texts={"question": "question", "sentence": "sentence"},
         labels=TWO_WAY,
-        majority="not_entailment",
         paper={"accuracy": {BASE_TEST: 0.905, LARGE_TEST: 0.927, BASE_DEV: 0.884}},
     ),
     describe(
         "RTE",
-        3000,
         texts=PAIR,
         labels=TWO_WAY,
-        majority="entailment",
         paper={"accuracy": {BASE_TEST: 0.664, LARGE_TEST: 0.701}},
     ),
     describe(
         "WNLI",
-        146,
         texts=PAIR,
         labels={"0": "not_entailment", "1": "entailment"},
-        majority="0",
-        submits_majority=True,
     ),
     Benchmark(
         name="ax",
@@ -173,7 +147,6 @@ BENCHMARKS = (
         labels=NLI,
         metrics=(),
         splits={"ax": replace(AX, needed=True)},
-        majority="contradiction",
     ),
 )
 
@@ -268,21 +241,6 @@ class GlueTask(TextTask):
             answers = summaries[:, 0].tolist()
             answers = [f"{min(max(score, 0.0), 5.0):.3f}" if submission else repr(score) for score in answers]
         return {submission or Path(self.row.splits[split].file).name: write_predictions(answers)}
-
-    def score_files(self, gold: Path, predictions: Path) -> dict[str, float]:
-        """Score a file of predictions against an official file; `score` is the task's metric.
-
-        Predictions are in the leaderboard's form, or one per line; labels have the official spelling or our names.
-        """
-        labels = read_labels(self.row, read_split(self.row, next(iter(self.row.splits)), gold))
-        answers = read_answers(self.row, predictions)
-        if len(answers) != len(labels):
-            raise UsageError(
-                f"{predictions} has {len(answers):,} answers, but {gold} has {len(labels):,} labels; give one answer "
-                "per label"
-            )
-        scores = compute_scores(self.row.metrics, answers, labels)
-        return scores | {"score": scores[self.metric]}
 
 
 def list_rows(row: Benchmark) -> tuple[ScoreRow, ...]:

@@ -175,9 +175,7 @@ SQUAD_OPTIONS: Options = {
     ),
     **SPLIT_OPTIONS,
     "train_file": Option("", help="Training file in SQuAD's format (default: the official one).", is_input=True),
-    "extra_train": Option(
-        "", help="Fine-tune on this file in SQuAD's format first; triviaqa makes one.", is_input=True
-    ),
+    "extra_train": Option("", help="Fine-tune on this file in SQuAD's format first.", is_input=True),
     **ROW_OPTIONS,
     **WINDOW_OPTIONS,
 }

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bertkit.data.duplicates import TRAIN_SPLIT, SplitRepeats, find_repeats, hash_rows, number_answers
-from bertkit.reports.tables import count
+from bertkit.errors import pluralize
 from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.task import Task
 
@@ -97,11 +97,11 @@ def _count_words(found: SplitRepeats) -> list[str]:
     """Return the counts of a split's findings in words."""
     words = []
     if leaks := len(found.in_train):
-        words.append(f"{leaks:,} of {count(found.size, 'row')} also {'occurs' if leaks == 1 else 'occur'} in train")
+        words.append(f"{leaks:,} of {pluralize(found.size, 'row')} also {'occurs' if leaks == 1 else 'occur'} in train")
     if repeats := len(found.repeats):
-        words.append(f"{count(repeats, 'row repeats', 'rows repeat')} others")
+        words.append(f"{pluralize(repeats, 'row repeats', 'rows repeat')} others")
     if texts := len(found.contradictory):
-        words.append(f"{count(texts, 'text has', 'texts have')} different labels")
+        words.append(f"{pluralize(texts, 'text has', 'texts have')} different labels")
     if others := len(found.contradicts_train):
-        words.append(f"{count(others, 'row has', 'rows have')} a different label in train")
+        words.append(f"{pluralize(others, 'row has', 'rows have')} a different label in train")
     return words

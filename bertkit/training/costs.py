@@ -14,7 +14,7 @@ from torch.utils.data import Subset
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState
 
 from bertkit.data.tokenizer import save_tokenizer
-from bertkit.reports.tables import count
+from bertkit.errors import pluralize
 from bertkit.system.progress import Report, describe_duration, ignore
 from bertkit.tasks import TASKS
 from bertkit.tasks.task import TUNE
@@ -198,7 +198,9 @@ def expect(recipe: Recipe, measured: Measured, output: Path) -> tuple[int, float
     def count_calls(strategy: str, steps: float | None) -> int:
         if strategy == "epoch":
             return ceil(updates / in_epoch)
-        return int(updates // (steps if steps >= 1 else ceil(updates * steps))) if strategy == "steps" else 0
+        if strategy != "steps":
+            return 0
+        return int(updates // (steps if steps >= 1 else ceil(updates * steps)))
 
     training = updates * measured.update * recipe.batch_size / measured.batch_size
     evaluations = args.eval_on_start + count_calls(args.eval_strategy, args.eval_steps)
@@ -237,7 +239,7 @@ def describe_cost(recipe: Recipe, output: Path, report: Report = ignore) -> list
     recipe = settle(recipe, measured.rows, lines.append)
     updates, training, evaluation = expect(recipe, measured, output)
     machine, memory, tokens = describe_environment(), measured.memory, recipe.batch_size * measured.tokens
-    device = "; ".join(machine["gpus"]) or f"{machine['processor']}, {count(machine['threads'], 'thread')}"
+    device = "; ".join(machine["gpus"]) or f"{machine['processor']}, {pluralize(machine['threads'], 'thread')}"
     return [
         *lines,
         f"{memory['weights'] // 4:,} parameters; {updates:,} updates of {tokens:,.0f} tokens",

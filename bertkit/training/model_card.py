@@ -10,9 +10,9 @@ import tomli_w
 from huggingface_hub import EvalResult, EvalResultEntry, ModelCard, ModelCardData, metadata_load, try_to_load_from_cache
 
 from bertkit.data.pretraining.sources import DOCS
-from bertkit.errors import make_printable
+from bertkit.errors import make_printable, pluralize
 from bertkit.reports.markdown import format_table
-from bertkit.reports.tables import ScoreRow, count, list_shown, tabulate_scores
+from bertkit.reports.tables import ScoreRow, list_shown, tabulate_scores
 from bertkit.system.hub import CARD, HubName, find_dataset, parse_hub_name, split_revision
 from bertkit.tasks.finetuning import KEPT, SOLVED
 from bertkit.tasks.task import CHOSEN_ON_DEV, Task
@@ -258,9 +258,9 @@ def describe_data(task: Task, recipe: Recipe, sizes: Mapping[str, int], commits:
 def describe_machine(environment: Mapping[str, Any]) -> str:
     """Return the versions, the hardware and the commit of a run."""
     packages = ", ".join(f"{package} {version}" for package, version in environment["packages"].items())
-    threads = count(environment["threads"], "thread")
+    threads = pluralize(environment["threads"], "thread")
     hardware = ", ".join(environment["gpus"]) or f"{environment['processor']}, {threads}"
-    several = f", {environment['processes']} processes" * (environment["processes"] > 1)
+    several = f", {environment['processes']} processes" if environment["processes"] > 1 else ""
     commit = f" (commit `{environment['commit']}`)" if environment.get("commit") else ""
     system = f"Python {environment['python']} and bertkit {environment['bertkit']}{commit}"
     return f"{packages}, {system}, on {hardware}{several}; {environment['platform']}"

@@ -11,7 +11,7 @@ import numpy as np
 
 from bertkit.data.duplicates import TRAIN_SPLIT
 from bertkit.data.tokenizer import load_tokenizer
-from bertkit.reports.tables import count
+from bertkit.errors import pluralize
 from bertkit.system.hub import READ
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
@@ -96,7 +96,7 @@ def prepare(recipe: Recipe, report: Report = ignore, output: Path | None = None,
         if split in examples:
             data[split] = task.encode(examples[split], tokenizer, recipe, split, report)
     if task.metric and 0 < (scored := len(data.get(dev, ()))) < FEW_SCORED:
-        report(f"warning: {dev} has {count(scored, 'row')}, too few to tell a good model from a bad one; give more")
+        report(f"warning: {dev} has {pluralize(scored, 'row')}, too few to tell a good model from a bad one; give more")
     settings = task.configure(recipe, tokenizer, examples)
     others = {split: texts for split, texts in examples.items() if split != "train"}
     train = examples.get("train")

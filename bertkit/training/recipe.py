@@ -541,11 +541,12 @@ def _explain_unknown_key(key: str, table: str, task: Task) -> str:
             return f"{problem}; it belongs {where[home]}"
     home, name = ALIASES.get(key, ("", ""))
     if name in _list_fields(home, task):
-        return f"{problem}; did you mean {name!r}{f' in [{home}]' * bool(home)}?"
+        return f"{problem}; did you mean {name!r}{f' in [{home}]' if home else ''}?"
     names = [*_list_fields(table, task), *(() if table else TABLES)]
     options = () if table else _list_fields("data", task)  # as keywords of bertkit.train
     if nearest := difflib.get_close_matches(key, [*names, *options], n=1):
-        return f"{problem}; did you mean {nearest[0]!r}{' in [data]' * (nearest[0] not in names)}?"
+        place = "" if nearest[0] in names else " in [data]"
+        return f"{problem}; did you mean {nearest[0]!r}{place}?"
     source = {"model": "the fields of bertkit.BertConfig", "train": "the arguments of transformers.TrainingArguments"}
     return f"{problem}; expected {source.get(table) or ', '.join(names)}"
 

@@ -70,7 +70,6 @@ def reproduce(
     read at the commits of the first run. An interrupted repetition continues, and a finished one is not repeated.
 
     Raises:
-        UsageError: There is no finished run, or its data or its checkpoint no longer exist.
         Interrupted: SIGTERM or SIGINT was received; a checkpoint was saved.
     """
     folder, output = Path(folder), Path(output)

@@ -103,7 +103,6 @@ def run(
         stop: It may end the training before its schedule; the recipe in the directory then gets `stop_after`.
 
     Raises:
-        UsageError: The data or the directory is wrong; nothing is overwritten.
         Interrupted: SIGTERM or SIGINT was received; a checkpoint was saved.
         ProcessLost: One of several processes has ended.
     """

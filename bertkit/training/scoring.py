@@ -11,11 +11,12 @@ import numpy as np
 import pyarrow as pa
 
 from bertkit.data.splits import name_split
+from bertkit.errors import pluralize
 from bertkit.metrics.calibration import find_probabilities, measure_calibration, temper
 from bertkit.metrics.intervals import BOOTSTRAP_SAMPLES, Interval, find_interval, limit_samples
 from bertkit.metrics.rows import RowScore, take_values
 from bertkit.metrics.table import LABEL, find_decided
-from bertkit.reports.tables import WITHOUT_LEAKS, count, name_limits
+from bertkit.reports.tables import WITHOUT_LEAKS, name_limits
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.task import TUNE, Task
 from bertkit.training.calibration import Conformity, calibrate, find_classes
@@ -99,7 +100,7 @@ def score_rows(
     measured = {pattern.format(name): score for name, score in task.score(rows).items()}
     scores = {name: score for name, score in measured.items() if isinstance(score, RowScore)}
     if slow := [name for name, score in scores.items() if limit_samples(score) < BOOTSTRAP_SAMPLES]:
-        names, size = ", ".join(slow), f"{count(len(rows), 'row')} and this number of labels"
+        names, size = ", ".join(slow), f"{pluralize(len(rows), 'row')} and this number of labels"
         report(f"fewer than {BOOTSTRAP_SAMPLES:,} samples, or no interval, for {names}: {size} would take too long")
     found = add_limits(measured, rows.column(GROUP).to_numpy() if GROUP in rows.column_names else None)
     if len(leaks):

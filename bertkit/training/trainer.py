@@ -39,7 +39,6 @@ def train(trainer: "BertTrainer", checkpoint: Path | None, report: Report) -> No
 
     Raises:
         Interrupted: SIGTERM or SIGINT was received; a checkpoint was saved.
-        UsageError: The loss or a weight is NaN or infinite.
         UnpicklingError: The checkpoint holds pickled code, which torch does not execute.
     """
     if checkpoint:
@@ -55,7 +54,9 @@ def train(trainer: "BertTrainer", checkpoint: Path | None, report: Report) -> No
         update = trainer.state.global_step
         # Later checkpoints are damaged: a resumed run has skipped them.
         saved = max((step for step in list_checkpoints(Path(trainer.args.output_dir)) if step <= update), default=0)
-        where = "" if saved == update else f" after update {saved:,}" if saved else " from the beginning"
+        where = f" after update {saved:,}" if saved else " from the beginning"
+        if saved == update:
+            where = ""
         raise Interrupted(f"stopped after update {update:,}; the same command continues{where}", number)
     trainer.check_numbers(trainer.add_up())
     if (update := trainer.state.global_step) < trainer.state.max_steps:
@@ -282,11 +283,15 @@ def explain_shortage(args: TrainingArguments, find_recipe: Callable[[], Recipe])
         if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "can't allocate memory" not in words:
             raise
         recipe, size, evaluated = find_recipe(), args.per_device_train_batch_size, args.per_device_eval_batch_size
-        less = f"{keys}per_device_train_batch_size={size // 2} (now {size}; updates stay the same), " * (size > 1)
+        less = ""
+        if size > 1:
+            less = f"{keys}per_device_train_batch_size={size // 2} (now {size}; updates stay the same), "
         less += f"{keys}per_device_eval_batch_size={max(1, evaluated // 2)} for evaluation, "
         if most := recipe.data["max_tokens"]:
             tokens = min(most, size * (longest := max(recipe.lengths)))
-            less = f"--set data.max_tokens={tokens // 2} (now {most}; updates stay the same), " * (tokens > longest)
+            less = ""
+            if tokens > longest:
+                less = f"--set data.max_tokens={tokens // 2} (now {most}; updates stay the same), "
         raise UsageError(
             f"memory is too small ({words}); reduce memory use with {less}{keys}gradient_checkpointing=true, a lower "
             "max_length or less data; the size of a part and checkpointing do not change the run, so with them the "

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 import tomllib
-import zipfile
 from contextlib import suppress
 
 import pytest
@@ -22,8 +21,8 @@ from bertkit import __main__ as program
 from bertkit import cli
 from bertkit.cli import console
 from bertkit.cli.options import app
-from bertkit.inference.glue_submission import SUBMITTED
 from bertkit.reports.tables import make_table
+from bertkit.tasks.glue import BENCHMARKS
 from bertkit.tasks.option import PRETRAINING_OPTIONS
 from tests.corpora import write_text
 from tests.official import (
@@ -153,15 +152,14 @@ MISTAKES = {  # command -> a part of its one line; other tests have the mistakes
     "pretrain --corpus good.txt --output other": "other is not empty and holds no run",
     "corpus build good.txt --vocab bert --output made --workers none": "--workers is 'none'",
     "glue --task rte --data GLUE": "google-bert/bert-base-uncased",
-    "glue --task rte --submit x.zip": "--submit and --submit-partial are for --task all",
-    "glue --task all --data GLUE/RTE --submit x.zip": "CoLA/train.tsv",
+    "glue --task all --data GLUE/RTE --model bert": "CoLA/train.tsv",
     "glue --task rte --data GLUE --workers 2": "--workers is for",
     "glue --task ax --data GLUE": "--model",
     "study study.toml --data GLUE --model bert": "--data ROOT",
     "squad --version 2 runs/a": "--ensemble takes runs",
     "features bert --input good.txt --output a.txt": ".jsonl or .npz",
     "predict bert": "give the inputs either as TEXT or with --input FILE",
-    "export bert --output made --data GLUE": "--max-loss and --data are for --int8",
+    "export bert --output made --data GLUE": "--data is for --int8",
     "doctor reviews.csv --task novel": "unknown task 'novel'",
     "doctor reviews.csv --output runs/doctor": "add --folds 5",
     "doctor GLUE --task cola --folds 5": "--folds finds label errors in a table of texts and labels, not in cola",
@@ -373,9 +371,6 @@ def test_a_fine_tuned_task_is_shown_beside_the_majority_and_the_paper(finish, gl
         assert words in out
     assert "The worst mistakes on dev (the right answer in parentheses):" in out
     assert len(re.findall(r"^  row \d+: .+  →  (positive  \(negative|negative  \(positive)\)$", out, re.MULTILINE)) == 5
-    out = finish("score", "glue", "--task", "sst2", "--json", "GLUE/SST-2/dev.tsv", "runs/sst2/predictions/dev.tsv")
-    metrics = json.loads((tmp_path / "runs/sst2/metrics.json").read_text())
-    assert json.loads(out) == {name: metrics[name] for name in ("accuracy", "score")}
 
 
 def test_a_grid_prints_its_table_and_a_dry_run_its_cells(finish, glue, tmp_path):
@@ -391,27 +386,17 @@ def test_a_grid_prints_its_table_and_a_dry_run_its_cells(finish, glue, tmp_path)
     assert len(list((tmp_path / "runs/rte").rglob("model.safetensors"))) == 1
 
 
-def test_finished_runs_make_a_submission(finish, glue, tmp_path):
-    finish("glue", "--task", "CoLA", *glue, "--output", "runs/glue/cola")
-    submit = ("glue", "--task", "all", "--submit", "some.zip", "--submit-partial")
-    assert "11 files would be written to some.zip" in finish(*submit, "--dry-run")
-    assert not (tmp_path / "some.zip").exists()
-    assert "filled with the majority class: SST-2.tsv, MRPC.tsv" in finish(*submit)
-    with zipfile.ZipFile("some.zip") as archive:
-        assert archive.read("CoLA.tsv") == (tmp_path / "runs/glue/cola/predictions/CoLA.tsv").read_bytes()
-
-
 @pytest.mark.slow
-def test_every_task_at_once_makes_the_whole_submission(finish, glue, tmp_path):
-    out = finish("glue", "--task", "all", *glue, "--submit", "all.zip")
-    assert "9 tasks" in out
-    with zipfile.ZipFile("all.zip") as archive:
-        assert sorted(archive.namelist()) == sorted(SUBMITTED)
-        for name in SUBMITTED:
-            lines = archive.read(name).decode().splitlines()
-            assert lines[0] == "index\tprediction"
-            assert len(lines) == (10 if name == "AX.tsv" else 11)
-    assert (tmp_path / "runs/glue/study.json").exists()
+def test_every_task_at_once_writes_the_eleven_files_of_a_submission(finish, glue, tmp_path):
+    assert "9 tasks" in finish("glue", "--task", "all", *glue)
+    study = json.loads((tmp_path / "runs/glue/study.json").read_text())
+    folders = [tmp_path / "runs/glue" / one["run"] / "predictions" for one in study["chosen"]]
+    wanted = {split.submission for row in BENCHMARKS for split in row.splits.values() if split.submission}
+    for name in wanted:
+        (path,) = (folder / name for folder in folders if (folder / name).exists())
+        lines = path.read_text().splitlines()
+        assert lines[0] == "index\tprediction"
+        assert len(lines) == (10 if name == "AX.tsv" else 11)
 
 
 def test_a_study_of_which_a_run_fails_shows_the_others_and_ends_with_code_2(call, glue, tmp_path):
@@ -489,22 +474,11 @@ def test_runs_are_combined(finish, squad, tmp_path):
     assert json.loads(out) == {key: scores[key] for key in ("exact_match", "f1")}
 
 
-def test_triviaqa_becomes_a_file_to_train_on(finish, squad, tmp_path):
-    (tmp_path / "evidence").mkdir()
-    (tmp_path / "evidence" / "Page.txt").write_text("word1 good word2 .", encoding="utf-8")
-    question = {
-        "QuestionId": "tq_1",
-        "Question": "word1 ?",
-        "Answer": {"Value": "good", "Aliases": ["good"], "NormalizedValue": "good", "NormalizedAliases": ["good"]},
-        "EntityPages": [{"Filename": "Page.txt", "Title": "Page", "DocSource": "TagMe"}],
-        "SearchResults": [],
-    }
-    (tmp_path / "qa.json").write_text(json.dumps({"Data": [question], "Domain": "Wikipedia"}), encoding="utf-8")
-    out = finish("triviaqa", "qa.json", "--evidence", "evidence", "--output", "trivia.json")
-    assert out
-    (article,) = json.loads((tmp_path / "trivia.json").read_text())["data"]
-    (paragraph,) = article["paragraphs"]
-    assert paragraph["qas"][0]["answers"] == [{"text": "good", "answer_start": 6}]
+def test_a_file_is_trained_on_first(finish, squad, tmp_path):
+    question = {"id": "q", "question": "word1 ?", "answers": [{"text": "good", "answer_start": 6}]}
+    paragraph = {"context": "word1 good word2 .", "qas": [question]}
+    article = {"title": "Page", "paragraphs": [paragraph]}
+    (tmp_path / "trivia.json").write_text(json.dumps({"version": "1.1", "data": [article]}), encoding="utf-8")
     out = finish(*squad, "--version", "1", "--extra-train", "trivia.json", "--output", "run")
     assert "train 1 questions" in out
     first, second = out.split("then:")

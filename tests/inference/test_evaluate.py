@@ -266,8 +266,39 @@ def test_a_model_without_a_recipe_and_an_export(reviews, tmp_path, monkeypatch):
     assert found.metrics["score"] == pytest.approx(expected.metrics["score"])
 
 
+@pytest.mark.parametrize("case", ["squad2", "swag", "classify, several labels", "ner"])
+def test_the_table_of_a_run_has_its_scores(case, finish):
+    folder = finish(case) / "run"
+    (one,) = evaluate(str(folder / "predictions" / "dev.parquet"), None, None)
+    metrics = json.loads((folder / "metrics.json").read_text())
+    assert {key: metrics[key] for key in one.metrics.keys() - {"rows"}} == pytest.approx(
+        {key: value for key, value in one.metrics.items() if key != "rows"}
+    )
+
+
+def test_a_table_of_another_program_is_scored(call, tmp_path):
+    """Two of four are right; of class 1, two of three were found and two of three answers are right."""
+    answers = ["1", "1", "1", "0"]
+    rows = [{"index": n, "label": label, "prediction": answers[n]} for n, label in enumerate("1011")]
+    file = write_table(tmp_path / "answers.csv", rows)
+    code, out, err = call("evaluate", file, "--output", tmp_path / "scores")
+    assert (code, err) == (0, "")
+    assert "answers, 4 rows" in out
+    assert f"2 mistakes, the worst first, and scores: {tmp_path / 'scores'}" in out
+    assert {path.name for path in (tmp_path / "scores").iterdir()} == {"metrics.json", "mistakes.csv", "predictions"}
+    code, out, _ = call("evaluate", file, "--json")
+    metrics = json.loads(out)["answers"]
+    assert metrics == json.loads((tmp_path / "scores" / "metrics.json").read_text())
+    assert (metrics["accuracy"], metrics["f1_1"], metrics["rows"]) == (0.5, pytest.approx(2 / 3), 4)
+    assert metrics["score_low"] < metrics["score"] == metrics["macro_f1"] < metrics["score_high"]
+
+
 def test_refusals(reviews, tmp_path, refused):
     folder, rows = reviews
+    with refused():
+        evaluate(str(write_table(tmp_path / "new.csv", rows)), None, None)
+    with refused():
+        evaluate(str(tmp_path / "new.csv"), str(tmp_path / "new.csv"), None)
     with refused():
         evaluate(str(folder), str(write_table(tmp_path / "new.csv", rows)), folder)
     write_head(tmp_path / "pre", "BertForMaskedLM")

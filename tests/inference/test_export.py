@@ -12,8 +12,7 @@ from bertkit import BertForSequenceClassification, Predictor
 from bertkit.data.tokenizer import TOKENIZER_FILES
 from bertkit.errors import UsageError
 from bertkit.inference import export as module
-from bertkit.inference.evaluate import open_scored
-from bertkit.inference.export import choose_int8, export, load_dev, make_batch, tabulate_int8
+from bertkit.inference.export import export, make_batch
 from bertkit.inference.predictor import EXPORT_FILE
 from bertkit.model.checkpoint import load_config
 from bertkit.model.onnx import ONNX_FILE, OnnxModel, quantize, write_onnx
@@ -190,22 +189,15 @@ def test_int8_is_written_with_what_it_loses(rte, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "MOST_SECONDS", 0.0)
     lines = []
     record, _ = export(str(rte), tmp_path / "x", lines.append, int8=True)
-    found, (variant,) = record["int8"], record["int8"]["variants"]
-    assert (record["precision"], found["metric"], found["max_loss"], variant["exempt"]) == (
-        "int8",
-        "accuracy",
-        None,
-        [],
-    )
-    assert variant["score"] - found["run_score"] == pytest.approx(variant["difference"], abs=1e-3)
-    assert variant["low"] <= variant["difference"] <= variant["high"]
-    assert any(
-        line.startswith("int8 in all layers: ") and f" with {found['rows']} rows of dev" in line for line in lines
-    )
+    found = record["int8"]
+    assert (record["precision"], found["metric"]) == ("int8", "accuracy")
+    assert found["score"] - found["run_score"] == pytest.approx(found["difference"], abs=1e-3)
+    assert found["low"] <= found["difference"] <= found["high"]
+    assert any(line.endswith(f"in int8 on {found['rows']} rows of dev") for line in lines)
     assert list(record["timings"]) == ["run", "fp32", "int8"]
-    assert record["timings"]["int8"]["size"] == variant["size"] < record["timings"]["fp32"]["size"]
+    assert record["timings"]["int8"]["size"] == found["size"] < record["timings"]["fp32"]["size"]
     assert json.loads((tmp_path / "x" / EXPORT_FILE).read_text()) == record
-    assert "int8 in all layers" in (tmp_path / "x" / "README.md").read_text()
+    assert f"({found['rows']} rows), difference to the run in points" in (tmp_path / "x" / "README.md").read_text()
     texts = [("good", "good"), ("bad word1", "so")]
     expected, found = (
         Predictor(source, precision=how)(texts) for source, how in ((rte, "fp32"), (tmp_path / "x", "auto"))
@@ -220,34 +212,6 @@ def exact(rte, tmp_path_factory):
     path = tmp_path_factory.mktemp("exact") / ONNX_FILE
     write_onnx(Predictor(rte, precision="fp32").settings.model, path)
     return path
-
-
-def choose(run, predictor, exact, folder, max_loss):
-    """Return the record of the int8 variants of a run's model."""
-    dev = load_dev(open_scored(str(run), predictor))
-    return choose_int8(dev, predictor.settings.model, exact, folder, max_loss)[0]
-
-
-def test_a_loss_above_the_bound_in_every_variant_is_an_error(rte, exact, tmp_path):
-    """Nothing gains 100 points."""
-    with pytest.raises(UsageError, match=r"^int8 loses .* even if only .* is int8, more than --max-loss -100; raise"):
-        choose(rte, Predictor(rte, precision="fp32"), exact, tmp_path, -100.0)
-
-
-def test_the_layer_that_int8_ruins_is_the_first_to_stay_in_fp32(rte, tmp_path):
-    """One unit of the attention's values is 1e5 times as large, so that int8 activations round all others to 0."""
-    predictor = Predictor(rte, precision="fp32")
-    attention = predictor.settings.model.bert.encoder.layer[1].attention
-    with torch.no_grad():
-        for weight in (attention.self.value.weight, attention.self.value.bias):
-            weight[0] *= 1e5
-        attention.output.dense.weight[:, 0] /= 1e5  # so the model is the same
-    write_onnx(predictor.settings.model, tmp_path / ONNX_FILE)
-    found = choose(rte, predictor, tmp_path / ONNX_FILE, tmp_path, 2.0)
-    first, second = found["variants"]
-    assert (first["exempt"], second["exempt"]) == ([], [1])
-    assert first["difference"] < -2.0 <= second["difference"]
-    assert tabulate_int8(found).caption.endswith("; the layers were chosen on the same rows")
 
 
 def test_int8_answers_do_not_depend_on_the_batch(rte, exact, tmp_path):

@@ -55,7 +55,7 @@ def test_kernels_and_plain_transformers_give_the_same_answers(saved, kernel):
 def test_int8_answers_are_close(saved, tmp_path):
     model, _, _, batch = saved
     write_onnx(model, tmp_path / ONNX_FILE)
-    quantize(tmp_path / ONNX_FILE, tmp_path / "int8.onnx", ())
+    quantize(tmp_path / ONNX_FILE, tmp_path / "int8.onnx")
     with torch.no_grad():
         expected = model(**batch).logits.softmax(-1)
     found = OnnxModel(tmp_path / "int8.onnx", model.config, is_int8=True)(**batch).logits.softmax(-1)

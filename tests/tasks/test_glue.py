@@ -12,8 +12,10 @@ import transformers
 
 from bertkit import BertForSequenceClassification, BertModel
 from bertkit.data.formats import hub as hub_format
+from bertkit.data.formats.glue import index_labels, read_labels, read_split
 from bertkit.data.sequences import Sequences, encode_inputs, pad
 from bertkit.data.tokenizer import load_tokenizer
+from bertkit.metrics.glue import compute_scores
 from bertkit.reports.tables import OWN_DATA
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
@@ -290,8 +292,11 @@ def test_the_written_files_score_what_the_run_scored_or_fit_the_leaderboard(fini
     for split in task.row.splits.values():
         if split.scores:
             gold = glue / split.file
-            scores = task.score_files(gold, output / "predictions" / gold.name)
-            assert scores.pop("score") == scores[task.metric]
+            lines = (output / "predictions" / gold.name).read_text().splitlines()[1:]
+            read = index_labels(task.row).__getitem__ if task.row.labels else float
+            answers = [read(line.split("\t")[1]) for line in lines]
+            labels = read_labels(task.row, read_split(task.row, next(iter(task.row.splits)), gold))
+            scores = compute_scores(task.row.metrics, answers, labels)
             assert scores == {key: metrics[split.scores.format(key)] for key in task.row.metrics}
         if split.submission:
             head, *lines = (output / "predictions" / split.submission).read_text().splitlines()
@@ -444,58 +449,3 @@ def test_a_stop_at_the_end_of_an_epoch_comes_after_its_evaluation(glue, tmp_path
     assert written == [f"checkpoint-{update}" for update in (6, 12, 18)]
     assert read_curve(tmp_path / "run") == read_curve(tmp_path / "straight")
     assert_same_bits(read_weights(tmp_path / "run"), read_weights(tmp_path / "straight"))
-
-
-# --- Scoring files ----------------------------------------------------------------------------------------------------
-
-
-def write(path, *lines):
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    return path
-
-
-@pytest.fixture
-def gold(tmp_path):
-    """MRPC's labels 1 0 1 1."""
-    rows = [f"{label}\t1\t2\ta\tb" for label in "1011"]
-    return write(tmp_path / "gold.tsv", "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String", *rows)
-
-
-@pytest.mark.parametrize(
-    "answers",
-    [
-        ["index\tprediction", "0\t1", "1\t1", "2\t1", "3\t0"],
-        ["index\tprediction", "3\t0", "1\t1", "2\t1", "0\t1"],
-        ["prediction\tindex\tmore", "0\t3\tx", "1\t1\tx", "1\t2\tx", "1\t0\tx"],
-        ["index\tprediction", "0\tequivalent", "1\tequivalent", "2\t1", "3\tnot_equivalent"],
-        ["1", "1", "1", "0"],
-        ["equivalent", "1", "equivalent", "not_equivalent"],
-    ],
-)
-def test_files_of_anything_are_scored(gold, tmp_path, answers):
-    """Two of four are right; of class 1, two of three were found and two of three answers are right."""
-    found = find_glue("MRPC").score_files(gold, write(tmp_path / "answers.tsv", *answers))
-    assert found == pytest.approx({"f1": 2 / 3, "accuracy": 0.5, "score": 2 / 3})
-
-
-def test_answers_that_cannot_be_scored(gold, tmp_path, refused):
-    for answers in (
-        ["1", "1", "0"],
-        ["1", "maybe", "1", "1"],
-        ["index\tprediction", "0\t1", "1\t1", "2\t1", "4\t1"],
-    ):
-        with refused():
-            find_glue("mrpc").score_files(gold, write(tmp_path / "answers.tsv", *answers))
-
-
-def test_gold_files_and_answers_of_other_tasks(glue, tmp_path, refused):
-    for name, file, answer in (
-        ("mnli", "MNLI/dev_matched.tsv", "0"),
-        ("stsb", "STS-B/dev.tsv", "high"),
-        ("stsb", "STS-B/dev.tsv", "nan"),
-        ("rte", "RTE/test.tsv", "entailment"),
-        ("ax", "diagnostic/diagnostic.tsv", "neutral"),
-    ):
-        answers = write(tmp_path / "answers.tsv", *[answer] * 18)
-        with refused():
-            find_glue(name).score_files(glue / file, answers)

@@ -5,7 +5,6 @@
 - spaCy: training tuples of its version 2 as JSON, also in the object of ner-annotator.
 - brat: the standoff format of its manual, `.ann` beside `.txt`; each document is a row.
 - WebAnno and INCEpTION: TSV of version 3 (`bertkit.data.formats.webanno`).
-- The Hub: rows of its dataset viewer, whose tags are numbers, with the `features` that name them.
 
 Doccano's JSON lines and spaCy's `Doc.to_json` are tables with spans already (`bertkit.data.formats.entities`). The text
 of a span, if the form repeats it, must be the text at its offsets. Left out: words, and spans that overlap or are
@@ -50,21 +49,10 @@ class RegionResults(Struct):
     created_at: str = ""
 
 
-class ViewerFeature(Struct):
-    """A column of the dataset viewer, or the type of one: class labels have names, and lists a feature."""
-
-    name: str = ""
-    type: "ViewerFeature | None" = None
-    feature: "ViewerFeature | None" = None
-    names: list[str] = []
-
-
-class ExportKeys(Struct):
-    """The keys of an export that is an object: of ner-annotator, or of the dataset viewer."""
+class AnnotatorExport(Struct):
+    """The key of ner-annotator's object that is read."""
 
     annotations: list[Raw] = []
-    features: list[ViewerFeature] = []
-    rows: list[dict[str, Any]] = []
 
 
 Reader = Callable[[Path], Columns]  # reads a table
@@ -82,15 +70,13 @@ def read_exports(source: str, read: Reader, report: Report, needs_train: bool = 
 
 def read_export(path: Path, read: Reader, report: Report) -> Columns:
     """Read an export as a table with `text` and `spans`, or words and tags; return any other table as it is."""
-    found: list[Raw] | ExportKeys = []
+    found: list[Raw] | AnnotatorExport = []
     if path.name.removesuffix(".gz").endswith(".json"):
         with suppress(UsageError):  # the reader of tables explains it
-            found = read_json(path, list[Raw] | ExportKeys)
+            found = read_json(path, list[Raw] | AnnotatorExport)
     if ".tsv" in path.suffixes and is_webanno(path):
         return read_webanno(path, report)
-    if isinstance(found, ExportKeys) and found.features and found.rows:
-        return _read_viewer(path, found)
-    listed = found.annotations if isinstance(found, ExportKeys) else found
+    listed = found.annotations if isinstance(found, AnnotatorExport) else found
     if TUPLE.match(next((bytes(one) for one in listed if bytes(one) != b"null"), b"")):
         return _read_tuples(path, listed, report)
     del found, listed  # before the file is read again
@@ -165,17 +151,6 @@ def _read_brat(folder: str, paths: Sequence[Path], report: Report) -> Columns:
     return write_values(folder, enumerate(rows, 1), "document")
 
 
-def _read_viewer(path: Path, file: ExportKeys) -> Columns:
-    """Read rows of the dataset viewer; numbers of class labels become their names."""
-    classes = {one.name: (one.type.feature or one.type).names for one in file.features if one.type}
-    rows = {number: found.get("row", {}) for number, found in enumerate(file.rows, 1)}
-    for row in rows.values():
-        for name, cell in row.items():
-            if (names := classes.get(name)) and isinstance(cell, list):
-                row[name] = [names[one] for one in cell]
-    return write_values(str(path), iter(rows.items()), "row")
-
-
 def _read_tuples(path: Path, tuples: Sequence[Raw], report: Report) -> Columns:
     """Read spaCy's tuples; ner-annotator has null for a text that was skipped."""
     rows = {}
@@ -197,7 +172,10 @@ def _walk_tasks(rows: Columns) -> Iterator[Marked]:
             kept = sorted((x for x in found if not x.was_cancelled), key=lambda x: (bool(x.ground_truth), x.created_at))
             marks = [one for one in kept[-1].result if str(one.get("type")).endswith("labels")] if kept else []
             spans = convert([one.get("value") for one in marks], list[MarkedSpan])
-        yield (row, texts, spans) if kept else "skipped" if found else UNANNOTATED
+        if kept:
+            yield row, texts, spans
+        else:
+            yield "skipped" if found else UNANNOTATED
         yield from [FURTHER] * len(kept[1:])
 
 
@@ -248,7 +226,10 @@ def _choose_rows(rows: Columns, walked: Iterable[Marked], report: Report) -> Col
     _tell_left_out(rows, left, len(found), report)
     names = dict.fromkeys(name for _, texts, _ in found for name in texts)
     fitting = [x for x in names if all(span.fits(texts.get(x, "")) for _, texts, spans in found for span in spans)]
-    if not (key := TEXT_COLUMN if TEXT_COLUMN in (fitting or names) else fitting[0] if len(fitting) == 1 else ""):
+    key = fitting[0] if len(fitting) == 1 else ""
+    if TEXT_COLUMN in (fitting or names):
+        key = TEXT_COLUMN
+    if not key:
         raise UsageError(f"{rows.source}: the spans fit {fitting or 'none'} of {list(names)}; name the texts text")
     kept = {row: texts | {TEXT_COLUMN: texts.pop(key, ""), SPANS: to_builtins(spans)} for row, texts, spans in found}
     table = write_values(rows.source, iter(kept.items()), rows.unit).table

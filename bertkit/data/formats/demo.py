@@ -129,7 +129,6 @@ def write_samples(output: Path, questions: int = 12_000, report: Callable[[str],
         questions: Maximum number of questions in each training set; the CSV file has at most a third as many rows.
 
     Raises:
-        UsageError: The directory already has one of these names.
         OSError: The directory cannot be made or written to.
     """
     if there := [str(output / name) for name in ("squad", "glue", DESCRIPTIONS) if (output / name).exists()]:

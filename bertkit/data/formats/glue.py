@@ -1,7 +1,7 @@
 """GLUE (Wang et al. 2019; paper section 4.1): its official files, or the copy on the Hub -> texts and labels by name.
 
-Both sources give the same values. Prediction files are read as well. A `Benchmark` names the files and columns of a
-data set; the table of them is in `bertkit.tasks.glue`.
+Both sources give the same values. A `Benchmark` names the files and columns of a data set; the table of them is in
+`bertkit.tasks.glue`.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-from bertkit.data.formats.line import read_lines
 from bertkit.data.formats.official import convert_labels, read_hub, read_tsv
 from bertkit.data.formats.rows import Columns
 from bertkit.errors import UsageError, check_access
@@ -29,7 +28,6 @@ class Split:
         needed: Whether the split is required.
         scores: The name pattern of its scores, with "{}" for the metric; empty if it is not evaluated.
         submission: The leaderboard's file of its predictions; such a split has no labels.
-        rows: How many rows the leaderboard expects.
     """
 
     file: str
@@ -37,7 +35,6 @@ class Split:
     needed: bool = False
     scores: str = ""
     submission: str = ""
-    rows: int = 0
 
 
 @dataclass(frozen=True)
@@ -50,11 +47,8 @@ class Benchmark:
         labels: Official spelling -> the Hub's name, in the Hub's order; empty for a score from 0 to 5.
         metrics: Names in `bertkit.metrics`; the first one is the paper's.
         paper: Metric -> model and split -> the published score.
-        majority: The answer in a submission without a model: the most frequent training label in its official
-            spelling, or the mean score.
         bare: The number of columns of train and dev if they have no header line; columns then go by number.
         broken: Whether to skip rows with another number of columns; the official file has a few, the Hub's has none.
-        submits_majority: Whether the paper submits the majority, whatever the model predicts.
     """
 
     name: str
@@ -62,13 +56,11 @@ class Benchmark:
     texts: Mapping[str, str | int]
     labels: Mapping[str, str]
     splits: Mapping[str, Split]
-    majority: str
     label: str | int = "label"
     metrics: tuple[str, ...] = ("accuracy",)
     paper: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     bare: int = 0
     broken: bool = False
-    submits_majority: bool = False
 
 
 def read_folder(row: Benchmark, folder: Path, report: Report = ignore) -> dict[str, Columns]:
@@ -130,24 +122,3 @@ def parse_score(text: str) -> float:
     if not 0 <= (value := float(text)) <= 5:
         raise ValueError(text)
     return value
-
-
-def read_answers(row: Benchmark, path: Path) -> np.ndarray:
-    """Read the answers (S,) of a prediction file.
-
-    The file has the leaderboard's format, and its answers are sorted by index, or it has one answer per line.
-    """
-    if {"index", "prediction"} <= {*next(read_lines(path), "").split("\t")}:
-        table = read_tsv(path, {"index": "index", "label": "prediction"})
-    else:
-        table = read_tsv(path, {"label": 0}, width=1)
-    read = float if not row.labels else index_labels(row).__getitem__
-    expected = f"one of {', '.join(index_labels(row))}" if row.labels else "a number"
-    answers = convert_labels(table, read, expected, "the answer")
-    if "index" not in table.table.column_names:
-        return np.array(answers)
-    rows = {text: index for index, text in enumerate(table.find("index").to_pylist())}
-    numbers = list(map(str, range(len(answers))))
-    if missing := [number for number in numbers if number not in rows]:
-        raise UsageError(f"{path} has no answer with index {missing[0]}; number the answers from 0 without gaps")
-    return np.array([answers[rows[number]] for number in numbers])

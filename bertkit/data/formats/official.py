@@ -90,7 +90,7 @@ def pick_columns(rows: Columns, columns: Mapping[str, str]) -> Columns:
     return replace(rows, table=pa.table({new: rows.find(old) for new, old in columns.items()}), classes={})
 
 
-def convert_labels(table: Columns, read: Callable[[str], float], expected: str, what: str = "label") -> list[float]:
+def convert_labels(table: Columns, read: Callable[[str], float], expected: str) -> list[float]:
     """Convert the column `label` with `read`."""
     if "label" not in table.table.column_names:
         raise UsageError(f"{table.source} has no labels; only splits with labels can be trained on or scored")
@@ -100,5 +100,5 @@ def convert_labels(table: Columns, read: Callable[[str], float], expected: str, 
             values.append(read(text))
         except (KeyError, ValueError):
             label = text[:LONGEST_QUOTED]
-            raise UsageError(f"{table.locate(row)}: {what} {label!r} must be {expected}; correct the line") from None
+            raise UsageError(f"{table.locate(row)}: label {label!r} must be {expected}; correct the line") from None
     return values

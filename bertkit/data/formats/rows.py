@@ -47,7 +47,7 @@ from bertkit.data.formats.line import (
     walk_lines,
     walk_sheet,
 )
-from bertkit.errors import UsageError, check_access, explain_refusal
+from bertkit.errors import UsageError, check_access, explain_refusal, pluralize
 from bertkit.system.progress import Report, ignore
 
 # Suffix -> the unit of its rows' numbers; all except .parquet and .xlsx also with .gz, the last for prediction only.
@@ -276,7 +276,9 @@ def write_values(source: str, rows: Rows, unit: str, classes: Mapping[str, Seque
                 is_list = isinstance(value, list)
                 is_nested = any(isinstance(item, dict | list) for item in (value if is_list else [value]))
                 if value is not None:
-                    shape = "objects" if is_nested else "lists" if is_list else "plain values"
+                    shape = "lists" if is_list else "plain values"
+                    if is_nested:
+                        shape = "objects"
                     shapes.setdefault(key, set()).add(shape)
                 row[key] = make_text(list(map(make_text, value)) if is_list and not is_nested else value)
             if row:
@@ -421,8 +423,7 @@ def name_cells(
         if isinstance(cells, UsageError):
             yield number, cells
         elif len(cells) != len(names):
-            count = f"{len(cells)} cell{'s' * (len(cells) != 1)}"
-            yield number, UsageError(f"has {count}, expected {len(names)}; correct the line")
+            yield number, UsageError(f"has {pluralize(len(cells), 'cell')}, expected {len(names)}; correct the line")
         elif cells == names and len(names) > 1:
             yield number, UsageError("repeats the header, as in joined files; delete the line")
         else:
@@ -479,7 +480,9 @@ def walk_batches(
     def name_class(value: Any, names: Sequence[str]) -> Any:
         if isinstance(value, list):
             return [name_class(item, names) for item in value]
-        return (names[value] if value >= 0 else None) if isinstance(value, int) else value
+        if not isinstance(value, int):
+            return value
+        return names[value] if value >= 0 else None
 
     for batch in batches:
         columns = []

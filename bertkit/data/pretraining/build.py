@@ -63,7 +63,7 @@ from bertkit.data.pretraining.store import (
 )
 from bertkit.data.pretraining.tokenize import TokenizedCorpus, choose_dtype, tokenize_part
 from bertkit.data.tokenizer import TOKENIZER_FILES, Words, find_backend, save_tokenizer
-from bertkit.errors import LONGEST_REASON, UsageError, explain_disk_error, join_lines
+from bertkit.errors import LONGEST_REASON, UsageError, explain_disk_error, join_lines, pluralize
 from bertkit.system.cluster import join_cluster
 from bertkit.system.differences import refuse_other
 from bertkit.system.files import check_empty, hold_directory, map_in_threads, remove_unfinished, write_json
@@ -279,7 +279,7 @@ def build_pieces(
     if not missing:
         return
     there = f", {len(pieces) - len(missing)} of them finished" if len(missing) < len(pieces) else ""
-    report(f"{len(pieces)} piece{'s' * (len(pieces) != 1)} ({total / 1e6:,.0f} MB){there}")
+    report(f"{pluralize(len(pieces), 'piece')} ({total / 1e6:,.0f} MB){there}")
     start = time.monotonic()
     try:
         if min(workers, len(missing)) == 1:  # a process of its own for one piece would only start more slowly

@@ -34,7 +34,7 @@ import msgspec
 
 from bertkit.data.formats.line import UTF8, Parsed, explain_form, find_fault, open_file
 from bertkit.data.pretraining.docstrings import Paragraphs, read_docs
-from bertkit.errors import UsageError, check_access, explain_refusal, join_lines
+from bertkit.errors import UsageError, check_access, explain_refusal, join_lines, pluralize
 from bertkit.system.hub import find_hub_trouble, parse_hub_name
 from bertkit.system.progress import Report, ignore
 
@@ -146,7 +146,7 @@ def read_documents(
             less = "; left out " + ", ".join(gone) if gone else ""
             if not counts["document"]:
                 raise UsageError(f"{source} holds no text{less}; give a corpus with text")
-            report(f"{source}: " + ", ".join(f"{n:,} {name}{'s' * (n != 1)}" for name, n in counts.items()) + less)
+            report(f"{source}: " + ", ".join(pluralize(number, name) for name, number in counts.items()) + less)
             for line in warn_of_markup(markup, counts[unit]):
                 report(line)
 
@@ -210,7 +210,7 @@ def _gather(piece: Piece, passages: bool, noted: Noted, report: Report) -> Itera
     if cuts:
         report(
             f"{piece.source}: documents of more than {LONGEST_DOCUMENT:,} characters were split at a paragraph, "
-            f"{cuts:,} time{'s' * (cuts != 1)}; put a blank line between documents"
+            f"{pluralize(cuts, 'time')}; put a blank line between documents"
         )
 
 
@@ -340,7 +340,6 @@ def _list_files(directory: str) -> list[str]:
 
     Raises:
         OSError: A folder cannot be accessed.
-        UsageError: There are no text files.
     """
 
     def refuse(error: OSError) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from bertkit.data.pretraining.sources import Document
 from bertkit.data.tokenizer import Words, find_words
-from bertkit.errors import UsageError
+from bertkit.errors import UsageError, pluralize
 
 if TYPE_CHECKING:
     from transformers import BertTokenizerFast
@@ -153,8 +153,8 @@ def check_documents(count: int, has_pairs: bool = True) -> None:
     """
     if has_pairs and count < LEAST_DOCUMENTS:
         raise UsageError(
-            f"the corpus has {count} document{'s' * (count != 1)}, but next-sentence prediction needs two; put a blank "
-            "line between documents, name more sources, or leave it out with --set data.objective=mlm"
+            f"the corpus has {pluralize(count, 'document')}, but next-sentence prediction needs two; put a "
+            "blank line between documents, name more sources, or leave it out with --set data.objective=mlm"
         )
     if not count:
         raise UsageError("the corpus has no text that the vocabulary knows; name sources with text")

@@ -17,7 +17,6 @@ ADA = "Ada Lovelace lived in London."
 NONE = "Nobody lives here."
 SPANS = [(0, 12, "PER", "Ada Lovelace"), (22, 28, "LOC", "London")]
 TAGS = [["B-PER", "I-PER", "O", "O", "B-LOC", "O"], ["O"] * 4]
-NAMES = ["O", "B-PER", "I-PER", "B-LOC"]
 
 
 def mark_region(start, end, label, text):
@@ -67,18 +66,6 @@ def make_prodigy():
     ]
 
 
-def make_viewer():
-    """Return an answer of the dataset viewer's /rows."""
-    kinds = {"tokens": {"dtype": "string", "_type": "Value"}, "ner_tags": {"names": NAMES, "_type": "ClassLabel"}}
-    features = [{"name": name, "type": {"feature": kind, "_type": "List"}} for name, kind in kinds.items()]
-    words = [["Ada", "Lovelace", "lived", "in", "London", "."], ["Nobody", "lives", "here", "."]]
-    rows = [
-        {"row_idx": 0, "row": {"tokens": own, "ner_tags": list(map(NAMES.index, tags))}}
-        for own, tags in zip(words, TAGS, strict=True)
-    ]
-    return {"features": features, "rows": rows, "num_rows_total": 2, "partial": False}
-
-
 def make_doccano():
     offsets = [{"id": 7, "label": label, "start_offset": start, "end_offset": end} for start, end, label, _ in SPANS]
     facts = {"relations": [], "Comments": []}
@@ -116,7 +103,6 @@ FORMS = [
     pytest.param("a.json", make_docs(), "", id="spacy-docs"),
     pytest.param("a.jsonl", make_docs(), "", id="spacy-docs-lines"),
     pytest.param("a.json", ANNOTATOR, "1 skipped", id="ner-annotator"),
-    pytest.param("a.json", make_viewer(), "", id="dataset-viewer"),
 ]
 MARKS = [f"T{number}\t{label} {start} {end}\t{text}" for number, (start, end, label, text) in enumerate(SPANS, 1)]
 MARKS += ["R1\tLives Arg1:T1 Arg2:T2", "A1\tSure T1", "#1\tAnnotatorNotes T1\tx"]
