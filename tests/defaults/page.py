@@ -17,7 +17,7 @@ from bertkit.metrics.rows import RowScore, take_values
 from bertkit.tasks import TASKS
 from bertkit.training.predictions import TABLE_SUFFIX, read_table
 from bertkit.training.run_dir import METRICS_FILE, PREDICTIONS, read_metrics
-from tests.defaults.plan import BUDGETS, LENGTHS, LIMITED, PLAN, READERS, Rows, list_runs, list_seeds, name_run
+from tests.defaults.plan import BUDGETS, PLAN, READERS, Rows, list_runs, list_seeds, name_run
 
 ROOT = Path(__file__).parents[2]
 FIGURES, PAGE = ROOT / "recipes" / "defaults.jsonl", ROOT / "recipes" / "defaults.md"
@@ -81,13 +81,8 @@ def show(value: float | None) -> str:
 
 
 def print_choices(out: Path) -> None:
-    """Print the scores on the odd rows of other lengths, of start, end and mean of weights, and of rules."""
-    print("Length, at 300 rows: what is delivered, and the end of training")
-    for data in LIMITED:
-        for way in ("auto", *LENGTHS):
-            found = [average(read_scores(out, data, 300, way, True, part).values()) for part in ("dev", "dev-end")]
-            print(f"  {data:8} {way:5}", *map(show, found))
-    print("\nWeights: start, end, their mean")
+    """Print the scores on the odd rows of start, end and mean of weights, and of rules."""
+    print("Weights: start, end, their mean")
     pairs, means = [], []
     for data, sizes in PLAN.items():
         for rows in sizes:

@@ -19,14 +19,13 @@ PLAN = {  # data -> rows
     "WNUT-17": (100, 300, 1000, 3000),
 }
 TYPES = "types"  # the types of names in each sentence of WNUT-17, as several labels of a text
-LIMITED = ("SST-2", "topics", "WNUT-17")  # data with other lengths, and within a time
+LIMITED = ("SST-2", "topics", "WNUT-17")  # data that are also learned within a time
 COMMANDS = {  # way -> options of a run
     "auto": (),
     "old": ("--set", "start=random"),
-    **{steps: ("--set", f"train.max_steps={steps}") for steps in ("75", "150", "300")},
     **{budget: ("--budget", budget) for budget in ("1m", "2m", "5m")},
 }
-LENGTHS, BUDGETS = ("75", "150", "300"), ("1m", "2m", "5m")
+BUDGETS = ("1m", "2m", "5m")
 BASELINES = ("frozen", "tfidf", "words", "frozen-1", "tfidf-1", "both")
 OTHERS = ("setfit", "crf")  # others.py
 WAYS = (*COMMANDS, *BASELINES, *OTHERS)
@@ -117,12 +116,12 @@ def list_seeds(data: str, rows: int) -> tuple[int, ...]:
 
 
 def list_ways(data: str, rows: int) -> list[str]:
-    """Return the ways that are measured: lengths and times on three sets, other programs where they are of use."""
+    """Return the ways that are measured: times on three sets, other programs where they are of use."""
     ways = ["words", "crf"] if data == "WNUT-17" else ["frozen", "tfidf", "frozen-1", "tfidf-1"]
     ways += ["both"] if len(READERS[data][1]) == 2 else []
     ways += ["auto", "old"]
     if data in LIMITED and rows == 300:
-        ways += [*LENGTHS, *BUDGETS]
+        ways += BUDGETS
     if data in LIMITED and rows == 3000:
         ways += BUDGETS[1:]
     if data in ("SST-2", "CoLA", "topics") and rows <= 300:
