@@ -119,7 +119,9 @@ def explain_refusal(what: str, remedy: str = "") -> Iterator[None]:
             raise
         found = join_lines(error.__cause__ or error).rstrip(".")
         step = remedy or ("" if "; " in found else "correct it")
-        raise UsageError(f"{what} cannot be used: {found}{'; ' * bool(step)}{step}") from None
+        if step:
+            found = f"{found}; {step}"
+        raise UsageError(f"{what} cannot be used: {found}") from None
 
 
 def find_broken_download(error: BaseException | None) -> BaseException | None:

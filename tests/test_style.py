@@ -9,7 +9,6 @@ import pytest
 ROOT = Path(__file__).parents[1]
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 TEXTS = (ast.List, ast.Tuple, ast.JoinedStr)
-CONDITIONS = (ast.Compare, ast.BoolOp)
 
 
 def is_text(node: ast.AST) -> bool:
@@ -18,8 +17,10 @@ def is_text(node: ast.AST) -> bool:
 
 
 def is_condition(node: ast.AST) -> bool:
-    """Return whether a node is true or false."""
-    return isinstance(node, CONDITIONS) or (isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not))
+    """Return whether a node is true or false, as far as its form tells."""
+    name = getattr(node, "id", getattr(node, "attr", getattr(getattr(node, "func", None), "id", "")))
+    is_named = name == "bool" or name.startswith(("is_", "has_", "are_"))
+    return is_named or isinstance(node, ast.Compare | ast.BoolOp) or isinstance(getattr(node, "op", None), ast.Not)
 
 
 def measure_depth(node: ast.AST) -> int:

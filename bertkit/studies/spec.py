@@ -329,7 +329,9 @@ def read_rows(study: Study, asked: RecipePart) -> tuple[Variant, ...]:
     rows = tuple(read_row(row, study.pretrain, asked) for row in study.variants)
     if (asked or study.pretrain is not None) and all(row.pretrain is None for row in rows):
         raise UsageError("pretrain is given, but no row starts with a pretraining; leave it out")
-    known = [column.name for column in study.columns] + [AVERAGE] * bool(study.average)
+    known = [column.name for column in study.columns]
+    if study.average:
+        known.append(AVERAGE)
     known += [name for values in study.cited.values() for name in values]
     for row in rows:
         if unknown := [name for name in row.paper if name not in known]:

@@ -93,7 +93,7 @@ def explain_scores(study: Mapping[str, Any]) -> str:
     if chosen := sorted({metrics[CHOSEN_ON_DEV] for metrics in list_metrics(study) if CHOSEN_ON_DEV in metrics}):
         sentences.append(f"Chosen on the scored data, which is optimistic too: {', '.join(chosen)}.")
     if has_paper(study):
-        cites = ", and at the end those of other systems" * bool(study["definition"].get("cited"))
+        cites = ", and at the end those of other systems" if study["definition"].get("cited") else ""
         sentences.append(f"In italics: the paper's value for the row above{cites}.")
     if names := study["definition"].get("average"):
         sentences.append(f"{AVERAGE}: the mean of {', '.join(names)}.")
@@ -213,7 +213,8 @@ def tabulate_summary(study: Mapping[str, Any], find_link: Callable[[str], str] =
     """
     rows = {name: find_row(study, name) for name in study["columns"]}
     averaged, cited = study["definition"].get("average", []), study["definition"].get("cited", {})
-    heads, lines = list(dict.fromkeys([*rows, *[AVERAGE] * bool(averaged), *itertools.chain(*cited.values())])), []
+    names = [*rows, AVERAGE] if averaged else [*rows]
+    heads, lines = list(dict.fromkeys([*names, *itertools.chain(*cited.values())])), []
     for name, own in study["rows"].items():
         found = find_shown(study, name)
         ours = {}

@@ -493,7 +493,8 @@ def encode_masked(text: str, settings: PredictionSettings) -> list[int]:
     """Return the tokens of a text, [MASK] being the mask; other special tokens written out are ordinary text."""
     ids: list[int] = []
     for number, piece in enumerate(text.split(MASK)):
-        ids += [settings.tokenizer.mask_token_id] * bool(number)
+        if number:
+            ids.append(settings.tokenizer.mask_token_id)
         ids += find_words(settings.tokenizer).encode([piece.strip()], np.int64)[0].tolist()
     return ids
 

@@ -368,7 +368,8 @@ def finish(
     trainer.save_model(str(output))
     if best := {} if compared else find_better(trainer, tuned or metrics, report):
         name, _ = trainer.criterion
-        metrics |= {"best_update": best["step"], f"best_{'tune_' * bool(tuned)}{name}": best[name]}
+        prefix = "best_tune_" if tuned else "best_"
+        metrics |= {"best_update": best["step"], f"{prefix}{name}": best[name]}
         values = f"{name} {best[name]:.4g}, at the end {(tuned or metrics)[name]:.4g}"
         report(f"update {best['step']:,} was better ({values}); its model is in {output / BEST}")
     if trainer.is_world_process_zero():

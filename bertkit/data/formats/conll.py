@@ -98,7 +98,9 @@ def read_conll(
     if is_webanno(path):
         return read_entities(read_webanno(path, report), report, label, scheme)
     is_conllu = path.suffix == CONLLU
-    label = label.upper() or "UPOS" * is_conllu
+    label = label.upper()
+    if is_conllu and not label:
+        label = "UPOS"
     found = find_encoding(path, encoding)
     if found != UTF8 and not encoding:
         report(f"{path}: {ENCODINGS[found]}")
