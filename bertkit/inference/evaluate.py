@@ -7,7 +7,6 @@ predictions, such as one of another program, is scored as well.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,16 +16,15 @@ import pyarrow as pa
 import torch
 
 from bertkit.data.duplicates import TRAIN_SPLIT
-from bertkit.data.labels import LABEL_NAMES, REGRESSION, SEVERAL, fit_separator
+from bertkit.data.labels import REGRESSION, SEVERAL
 from bertkit.data.sequences import IGNORED, batch_by_length
 from bertkit.data.splits import DROP, UNLABELLED
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.inference.predictor import Predictor, find_export
 from bertkit.metrics.calibration import temper
-from bertkit.metrics.classification import FIXED_THRESHOLD, score_table
+from bertkit.metrics.classification import FIXED_THRESHOLD
 from bertkit.metrics.ner import score_types
-from bertkit.metrics.rows import take_values
-from bertkit.metrics.table import LABEL, NAMES, PREDICTION, find_decided, find_kind, make_rows, read_facts
+from bertkit.metrics.table import LABEL, find_decided, find_kind, read_facts
 from bertkit.model.checkpoint import find_file
 from bertkit.reports.tables import (
     OWN_DATA,
@@ -44,10 +42,9 @@ from bertkit.tasks import TASKS
 from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.prediction import compute, limit_batch
 from bertkit.tasks.repeats import check_rows
-from bertkit.tasks.result import find_problem_type
 from bertkit.tasks.task import CHOSEN_ON_DEV, PredictionSettings, Task
 from bertkit.tasks.text import CLASSIFICATION
-from bertkit.training.predictions import MISTAKES, find_mistakes, format_table, join_rows, read_answer, read_table
+from bertkit.training.predictions import MISTAKES, find_mistakes, format_table, join_rows, read_table
 from bertkit.training.prepare import set_apart
 from bertkit.training.recipe import Recipe, load_recipe, read_recipe
 from bertkit.training.run_dir import (
@@ -66,8 +63,6 @@ from bertkit.training.scoring import score_rows
 MISTAKES_FILE = "mistakes.csv"  # in the directory of an evaluation
 SCORED = "scored"  # the name of the scored rows where leaks from train are looked for
 SIZED_AT_ONCE = 256  # rows collated to find their lengths
-# The scores that `predict` shows.
-SHOWN_SCORES = {"accuracy": "accuracy", "exact_match": "exact match", "macro_f1": "macro F1"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -343,50 +338,3 @@ def read_train(scored: ScoredModel, report: Report) -> ExampleRows | None:
     except UsageError as error:
         report(f"the training texts cannot be read, so that rows that were trained on are not looked for: {error}")
         return None
-
-
-# --- Labels in the input of predict -----------------------------------------------------------------------------------
-
-
-class LabelCheck:
-    """Compare the labels in a classifier's inputs, in the recipe's column or a usual one, with its answers."""
-
-    def __init__(self, run: str, settings: PredictionSettings) -> None:
-        path = find_file(run, RECIPE_FILE)
-        named = {} if path is None else read_recipe(path).get("data", {})
-        self.columns = tuple(named.get("label") or LABEL_NAMES)
-        self.is_told = not named.get("label") or len(self.columns) == 1
-        self.kind = find_problem_type(settings.model.config)
-        self.names, self.known = settings.labels, {*settings.labels}
-        self.labels: list[Any] = []
-        self.answers: list[Any] = []
-        self.unknown = 0  # rows with labels that the model lacks
-
-    def note(self, given: Any, result: Mapping[str, Any]) -> None:
-        """Keep the label of an input and its answer."""
-        cells = [given[name] for name in self.columns if name in given] if isinstance(given, Mapping) else []
-        answer = next((result[key] for key in ("label", "labels", "score") if key in result), None)
-        if not cells or answer is None or not self.is_told:
-            return
-        cell = "" if cells[0] is None or cells[0] != cells[0] else str(cells[0])  # NaN is not NaN
-        separator = fit_separator([cell], self.known) if self.kind == SEVERAL else ""
-        with suppress(ValueError):
-            label = read_answer(cell, self.kind, separator)
-            if self.kind == REGRESSION or {*(label if isinstance(label, list) else [label])} <= self.known:
-                self.labels.append(label)
-                self.answers.append(answer)
-            else:
-                self.unknown += bool(cell.strip())
-
-    def describe(self) -> str:
-        """Return a line with the scores of the answers; empty if no input has a label of the model."""
-        if not self.labels or (self.kind == SEVERAL and not any(self.labels)):
-            return ""
-        types = NAMES if self.kind == SEVERAL else None
-        columns = {name: pa.array(values, types) for name, values in ((LABEL, self.labels), (PREDICTION, self.answers))}
-        facts = {} if self.kind == REGRESSION else {"names": self.names}
-        values = take_values(score_table(make_rows(columns, **facts)))
-        shown = [f"{name} {100 * values[key]:.1f} %" for key, name in SHOWN_SCORES.items() if key in values]
-        shown = shown or [f"Pearson correlation {values['pearson']:.3f}"]
-        others = f" ({self.unknown:,} with labels that the model lacks left out)" if self.unknown else ""
-        return f"{count(len(self.labels), 'row has', 'rows have')} a label{others}: {', '.join(shown)}"

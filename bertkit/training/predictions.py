@@ -199,14 +199,14 @@ def adopt_table(table: Columns, texts: Sequence[str]) -> pa.Table:
     return found if kind == REGRESSION or set(classes) < set(list_names(found)) else add_facts(found, names=classes)
 
 
-def read_answer(cell: str, kind: str, separator: str = SEPARATOR) -> Any:
+def read_answer(cell: str, kind: str) -> Any:
     """Return the class, the classes or the number in a cell."""
     if kind == REGRESSION:
         return float(cell)
     if kind == SINGLE:
         return normalise(cell)
     parts = read_list(cell)
-    return [normalise(part) for part in (cell.split(separator) if parts is None else parts) if part.strip()]
+    return [normalise(part) for part in (cell.split(SEPARATOR) if parts is None else parts) if part.strip()]
 
 
 def spell_answers(rows: pa.Table, name: str = PREDICTION, wrong: bool = False) -> list[str]:
