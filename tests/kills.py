@@ -1,6 +1,5 @@
 """Commands that are started to be killed, and what must be the same afterwards."""
 
-import json
 import os
 import re
 import signal
@@ -18,8 +17,8 @@ import psutil
 import pytest
 
 from bertkit.data.pretraining.store import SHARD_NAME
-from bertkit.training.run_dir import ALL_RESULTS, COMPLETE, ENVIRONMENT, LOG, METRICS_FILE
-from tests.world import TIMINGS, read_curve
+from bertkit.training.run_dir import COMPLETE, ENVIRONMENT, LOG, METRICS_FILE
+from tests.world import read_curve
 
 SURROUNDINGS = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "120"}
 MADE = "made"  # the output of a command, in its working directory
@@ -95,9 +94,6 @@ def read_result(made: Path) -> dict[str, object]:
             continue
         if path.name == LOG:
             result[name] = read_curve(path.parent)
-        elif path.name == ALL_RESULTS:
-            found = json.loads(path.read_text())
-            result[name] = [{key: value for key, value in found.items() if not key.endswith(TIMINGS)}]
         else:
             result[name] = path.read_bytes()
     return result
@@ -111,7 +107,7 @@ def list_differences(one: dict[str, object], other: dict[str, object], processes
     """
     paths = [path for path in sorted(one | other) if one.get(path) != other.get(path)]
     if processes > 1:
-        rounded = {path for path in (LOG, ALL_RESULTS) if is_close(one.get(path, []), other.get(path, []))}
+        rounded = {LOG} if is_close(one.get(LOG, []), other.get(LOG, [])) else set()
         return [path for path in paths if path not in rounded and not path.endswith(".png")]
     return paths
 

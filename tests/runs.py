@@ -54,9 +54,8 @@ def read_run(output):
             found[name] = path.read_bytes()
     environment = json.loads(found.pop("environment.json"))
     log = [json.loads(line) for line in found.pop("training_log.jsonl").splitlines()]
-    results = json.loads(found.pop("all_results.json"))
     found |= {"environment": {key: value for key, value in environment.items() if key != "date"}}
-    return found | {"log": [drop_timings(entry) for entry in log], "results": drop_timings(results)}
+    return found | {"log": [drop_timings(entry) for entry in log]}
 
 
 def drop_timings(values):

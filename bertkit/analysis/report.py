@@ -63,7 +63,6 @@ from bertkit.training.recipe import read_recipe
 from bertkit.training.run_dir import (
     DOCTOR_FILE,
     ENVIRONMENT,
-    LENGTHS_FILE,
     LOG,
     METRICS_FILE,
     PREDICTIONS,
@@ -227,7 +226,7 @@ def describe_run(source: Source, others: Mapping[Path, Sequence[Mapping[str, Any
         "is_part": source.is_part,
         "state": "" if written else f"unfinished, {pluralize(step, 'update')} so far",
         "summary": summary if written else "unfinished",
-        "facts": [*list_facts(path, recipe, log), *describe_lengths(read_object(path / LENGTHS_FILE))],
+        "facts": list_facts(path, recipe, log),
         "scores": [*scores, *filter(None, labels)],
         "comments": task.comment(written) if task and written else [],
         "curves": draw_all(trace(thinned, row, metrics) for row in logged),
@@ -282,20 +281,6 @@ def describe_training(recipe: Mapping[str, Any], log: Sequence[Mapping[str, floa
         since = f" since it was resumed after update {entry['resumed_at']:,}" if "resumed_at" in entry else ""
         parts.append(describe_duration(entry["train_runtime"]) + since)
     return ", ".join(parts)
-
-
-def describe_lengths(lengths: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Yield the name of each split with its sequence lengths in words."""
-    for split, found in lengths.items():
-        counts = dict(zip(found["lengths"], found["counts"], strict=True))
-        total, full = sum(counts.values()), counts.get(found["max_length"], 0)
-        mean = sum(length * number for length, number in counts.items()) / total
-        many = pluralize(total, "sequence") + (f" of {found['sequences']:,}" if found["sequences"] > total else "")
-        room = f"max_length ({found['max_length']:,})"
-        cut = f"{full:,} ({full / total:.1%}) reach {room}, at which longer inputs are truncated or split"
-        if not full:
-            cut = f"none reaches {room}, so none is truncated"
-        yield f"Inputs, {split}", f"{many}, {mean:.1f} tokens on average, at most {max(counts):,}; {cut}"
 
 
 def read_predictions(path: Path) -> dict[str, pa.Table]:

@@ -4,7 +4,6 @@ import json
 import sys
 from functools import partial
 from pathlib import Path
-from shlex import quote
 from typing import Annotated, Literal
 
 import typer
@@ -122,7 +121,6 @@ def predict(
     if explains and precision == "auto":
         precision = "fp32"
     check_checkpoint(run)
-    from bertkit.inference.evaluate import LabelCheck
     from bertkit.inference.predictor import Counts, Predictor
 
     with Screen() as screen:
@@ -137,7 +135,6 @@ def predict(
         at_once = 1 if source == rows.STDIN and sys.stdin.isatty() else None  # a person expects an answer to each line
         reading = {"columns": columns or (), "report": complain, **predictor.reading}
         inputs = predictor.group(texts) if texts else rows.read_inputs(source, **reading)
-        predictor.labels = LabelCheck(run, predictor.settings) if source else None
         if output is not None:
             marked = source not in (None, rows.STDIN) and is_marked(Path(source))
             how = {"is_pipeline": is_pipeline, "answer": answer, "is_marked": marked}
@@ -155,9 +152,6 @@ def predict(
                     screen.say(json.dumps(found, ensure_ascii=False))
         if cut := tally.describe_cut():
             complain(cut)
-        if predictor.labels is not None and (line := predictor.labels.describe()):
-            again = f"bertkit evaluate {quote(run)} --data {quote(source)}"
-            complain(f"{line}; {again} gives intervals, mistakes and rows also in train")
         if tally.errors:
             failed = pluralize(tally.errors, "input")
             raise UsageError(f"{failed} cannot be predicted; the output gives the reason for each")

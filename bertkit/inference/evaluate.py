@@ -7,7 +7,6 @@ predictions, such as one of another program, is scored as well.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ import pyarrow as pa
 import torch
 
 from bertkit.data.duplicates import TRAIN_SPLIT
-from bertkit.data.labels import LABEL_NAMES, fit_separator
 from bertkit.data.sequences import IGNORED, batch_by_length
 from bertkit.data.splits import DROP, UNLABELLED
 from bertkit.errors import UsageError, explain_refusal, pluralize
@@ -25,8 +23,7 @@ from bertkit.inference.predictor import Predictor, find_export
 from bertkit.metrics.calibration import temper
 from bertkit.metrics.classification import FIXED_THRESHOLD
 from bertkit.metrics.ner import score_types
-from bertkit.metrics.rows import take_values
-from bertkit.metrics.table import LABEL, PREDICTION, find_decided, make_rows, read_facts
+from bertkit.metrics.table import LABEL, find_decided, read_facts
 from bertkit.model.checkpoint import find_file
 from bertkit.reports.tables import (
     OWN_DATA,
@@ -41,7 +38,7 @@ from bertkit.system.files import atomic_open
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
 from bertkit.tasks.examples import ExampleRows
-from bertkit.tasks.kinds import LABEL_KINDS, find_kind, find_trained_kind
+from bertkit.tasks.kinds import LABEL_KINDS, find_kind
 from bertkit.tasks.prediction import compute, limit_batch
 from bertkit.tasks.repeats import check_rows
 from bertkit.tasks.task import CHOSEN_ON_DEV, PredictionSettings, Task
@@ -65,8 +62,6 @@ from bertkit.training.scoring import score_rows
 MISTAKES_FILE = "mistakes.csv"  # in the directory of an evaluation
 SCORED = "scored"  # the name of the scored rows where leaks from train are looked for
 SIZED_AT_ONCE = 256  # rows collated to find their lengths
-# The scores that `predict` shows.
-SHOWN_SCORES = {"accuracy": "accuracy", "exact_match": "exact match", "macro_f1": "macro F1"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -344,50 +339,3 @@ def read_train(scored: ScoredModel, report: Report) -> ExampleRows | None:
     except UsageError as error:
         report(f"the training texts cannot be read, so that rows that were trained on are not looked for: {error}")
         return None
-
-
-# --- Labels in the input of predict -----------------------------------------------------------------------------------
-
-
-class LabelCheck:
-    """Compare the labels in a classifier's inputs, in the recipe's column or a usual one, with its answers."""
-
-    def __init__(self, run: str, settings: PredictionSettings) -> None:
-        path = find_file(run, RECIPE_FILE)
-        named = {} if path is None else read_recipe(path).get("data", {})
-        self.columns = tuple(named.get("label") or LABEL_NAMES)
-        self.is_told = not named.get("label") or len(self.columns) == 1
-        self.kind = find_trained_kind(settings.model.config)
-        self.names, self.known = settings.labels, {*settings.labels}
-        self.labels: list[Any] = []
-        self.answers: list[Any] = []
-        self.unknown = 0  # rows with labels that the model lacks
-
-    def note(self, given: Any, result: Mapping[str, Any]) -> None:
-        """Keep the label of an input and its answer."""
-        cells = [given[name] for name in self.columns if name in given] if isinstance(given, Mapping) else []
-        answer = next((result[key] for key in ("label", "labels", "score") if key in result), None)
-        if not cells or answer is None or not self.is_told:
-            return
-        cell = "" if cells[0] is None or cells[0] != cells[0] else str(cells[0])  # NaN is not NaN
-        separator = fit_separator([cell], self.known) if self.kind.has_several else ""
-        with suppress(ValueError):
-            label = self.kind.read(cell, separator)
-            if not self.kind.has_names or {*(label if isinstance(label, list) else [label])} <= self.known:
-                self.labels.append(label)
-                self.answers.append(answer)
-            else:
-                self.unknown += bool(cell.strip())
-
-    def describe(self) -> str:
-        """Return a line with the scores of the answers; empty if no input has a label of the model."""
-        if not self.labels or (self.kind.has_several and not any(self.labels)):
-            return ""
-        pairs = ((LABEL, self.labels), (PREDICTION, self.answers))
-        columns = {name: pa.array(values, self.kind.type) for name, values in pairs}
-        facts = {"names": self.names} if self.kind.has_names else {}
-        values = take_values(self.kind.measure(make_rows(columns, **facts)))
-        shown = [f"{name} {100 * values[key]:.1f} %" for key, name in SHOWN_SCORES.items() if key in values]
-        shown = shown or [f"Pearson correlation {values['pearson']:.3f}"]
-        others = f" ({self.unknown:,} with labels that the model lacks left out)" if self.unknown else ""
-        return f"{pluralize(len(self.labels), 'row has', 'rows have')} a label{others}: {', '.join(shown)}"

@@ -165,7 +165,6 @@ class Predictor:
         self.reading = {name: str(data[name]) for name in ("sep", "encoding") if name in data}
         set_limit = None if coverage is None else find_limit(load_conformity(name).scores, coverage)
         self.settings = PredictionSettings(model, tokenizer, lengths, pairs, top, set_limit)
-        self.labels: Any = None  # notes the labels of inputs, if it is set (`bertkit.inference.evaluate.LabelCheck`)
         self.input_schema, self.output_schema = task.schema(self.settings)
         (self.sample,) = self.input_schema["examples"]
 
@@ -216,8 +215,6 @@ class Predictor:
             answers = predict(self.task, list(examples.values()), self.settings, self.precision, note)
             for number, found in zip(examples, answers, strict=True):
                 results[number] |= found
-                if self.labels is not None:
-                    self.labels.note(getattr(chunk[number], "value", None), found)
             yield from results
 
     def read(self, given: Input | Sequence[str] | UsageError) -> Any:

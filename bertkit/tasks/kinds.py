@@ -56,7 +56,7 @@ class Kind:
     has_names = True  # whether there are labels that a row can have or lack
     has_several = False  # whether a row may have more than one of them
 
-    def read(self, cell: str, separator: str = SEPARATOR) -> Any:
+    def read(self, cell: str) -> Any:
         """Return the label, the labels or the number in the cell of a prediction table."""
         raise NotImplementedError
 
@@ -138,7 +138,7 @@ class SingleLabel(Kind):
         **{row.key: row.name for row in CALIBRATION_ROWS},
     }
 
-    def read(self, cell: str, separator: str = SEPARATOR) -> str:
+    def read(self, cell: str) -> str:
         return normalise(cell)
 
     def list_classes(self, labels: Sequence[Hashable]) -> Sequence[Hashable]:
@@ -217,9 +217,9 @@ class SeveralLabels(Kind):
         **{row.key: row.name for row in CALIBRATION_ROWS},
     }
 
-    def read(self, cell: str, separator: str = SEPARATOR) -> list[str]:
+    def read(self, cell: str) -> list[str]:
         parts = read_list(cell)
-        return [normalise(part) for part in (cell.split(separator) if parts is None else parts) if part.strip()]
+        return [normalise(part) for part in (cell.split(SEPARATOR) if parts is None else parts) if part.strip()]
 
     def list_classes(self, labels: Sequence[Hashable]) -> Sequence[Hashable]:
         return [name for row in labels for name in row]
@@ -302,7 +302,7 @@ class Number(Kind):
         "r2": "R²",
     }
 
-    def read(self, cell: str, separator: str = SEPARATOR) -> float:
+    def read(self, cell: str) -> float:
         return float(cell)
 
     def list_classes(self, labels: Sequence[Hashable]) -> Sequence[Hashable]:

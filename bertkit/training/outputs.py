@@ -1,4 +1,4 @@
-"""The outputs of a finished run beside its weights: scores, predictions, sequence lengths, the best model."""
+"""The outputs of a finished run beside its weights: scores, predictions, the best model."""
 
 import shutil
 from collections.abc import Mapping, Sequence
@@ -14,15 +14,13 @@ from bertkit.model.checkpoint import fold_targets
 from bertkit.system.files import write_json
 from bertkit.system.progress import Report
 from bertkit.tasks.task import Task
-from bertkit.training.model_card import list_benchmarks, walk_scores, write_card
+from bertkit.training.model_card import list_benchmarks, write_card
 from bertkit.training.prepare import Prepared
 from bertkit.training.recipe import Recipe, save_recipe
 from bertkit.training.run_dir import (
-    ALL_RESULTS,
     BEST,
     DOCTOR_FILE,
     EVAL_RESULTS,
-    LENGTHS_FILE,
     METRICS_FILE,
     PREDICTIONS,
     RECIPE_FILE,
@@ -33,7 +31,6 @@ from bertkit.training.run_dir import (
 )
 from bertkit.training.trainer import BertTrainer
 
-MEASURED = 4096  # sequences of a split whose lengths are recorded
 COMPARED = 0.2  # share of the log whose losses are compared with as many before
 LEAST_LOSS = 0.25  # of the loss at the start: below it the rows are learned
 
@@ -65,60 +62,7 @@ def write_results(
         (output / EVAL_RESULTS / f"{task.name}.yaml").write_text(text, encoding="utf-8")
     if prepared.checked.summarize():
         write_json({"task": task.name, "splits": prepared.checked.format()}, output / DOCTOR_FILE)
-    write_json(measure_lengths(task, recipe, prepared.data), output / LENGTHS_FILE)
-    write_json(summarize_results(task, metrics, sizes, trainer.state.log_history), output / ALL_RESULTS)
     write_json(metrics, output / METRICS_FILE)
-
-
-def summarize_results(
-    task: Task, metrics: Mapping[str, Any], sizes: Mapping[str, int], log: Sequence[Mapping[str, float]]
-) -> dict[str, Any]:
-    """Return the scores of a run under the keys that transformers' example scripts give them.
-
-    Scores on dev begin with `eval_`, on test with `predict_`. `train_loss` is the mean over all logged updates.
-
-    Args:
-        sizes: Number of inputs of each split.
-    """
-    found: dict[str, Any] = {}
-    for row, split, name in walk_scores(task, metrics):
-        found[f"predict_{name}" if split == "test" else f"eval_{row.key}"] = metrics[row.key]
-    prefixes = {"train": "train", next(iter(task.splits), ""): "eval", "test": "predict"}
-    found |= {f"{prefix}_samples": sizes[split] for split, prefix in prefixes.items() if split in sizes}
-    if losses := [(entry["step"], entry["loss"]) for entry in log if "loss" in entry]:
-        updates, means = zip(*losses, strict=True)
-        found["train_loss"] = float(np.average(means, weights=np.diff(updates, prepend=0)))
-    end = next((entry for entry in reversed(log) if "train_runtime" in entry), {})
-    found |= {key: value for key, value in end.items() if key != "step"}
-    return dict(sorted(found.items()))
-
-
-def measure_lengths(task: Task, recipe: Recipe, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the distribution of sequence lengths of the training split and the first evaluated split.
-
-    Large splits are sampled at MEASURED evenly spaced rows. Tasks that draw training samples for each run are
-    measured on held-out sequences only.
-
-    Returns:
-        Split -> `sequences` (its size), `max_length` (the limit), and `lengths` in tokens with their `counts`.
-    """
-    first = next(iter(task.splits), "")
-    longest = recipe.data.get("heldout_length") or recipe.lengths[0]
-    found = {}
-    for split in [split for split in ("train", first) if split in data and (task.reusable or split == first)]:
-        rows = np.linspace(0, len(data[split]) - 1, min(len(data[split]), MEASURED)).astype(int).tolist()
-        lengths: list[int] = []
-        for start in range(0, len(rows), 64):
-            batch = task.collate(data[split].__getitems__(rows[start : start + 64]))
-            if "input_ids" not in batch:  # features of words instead of tokens
-                break
-            tokens = batch["attention_mask"].sum(-1).flatten()
-            lengths += tokens[tokens > 0].tolist()  # 0: a window that a text lacks
-        if lengths:
-            found[split] = {"sequences": len(data[split]), "max_length": longest}
-            values, counts = np.unique(lengths, return_counts=True)
-            found[split] |= {"lengths": values.tolist(), "counts": counts.tolist()}
-    return found
 
 
 def find_better(trainer: BertTrainer, metrics: Mapping[str, Any], report: Report) -> dict[str, float]:

@@ -33,10 +33,8 @@ LOG = "training_log.jsonl"
 PREDICTIONS = "predictions"
 EVALUATIONS = "evaluations"  # scores on other data, each in a folder
 ENVIRONMENT = "environment.json"
-ALL_RESULTS = "all_results.json"  # the scores under the names of transformers' example scripts
 EVAL_RESULTS = ".eval_results"  # scores on benchmarks of the Hub, in its own form
 CALIBRATION_FILE = "calibration.json"  # the conformity scores of a classifier, for label sets
-LENGTHS_FILE = "lengths.json"  # the number of sequences of each length in tokens
 DOCTOR_FILE = "doctor.json"  # repeated rows of the data, in the form of `bertkit doctor --json`
 FIRST = "first"  # the run that comes before this one
 SEARCH = "search"  # the tries that come before this run
@@ -67,10 +65,9 @@ PUBLISHED = (
     LOG,
     "curves.png",
     METRICS_FILE,
-    ALL_RESULTS,
     CALIBRATION_FILE,
 )
-RUN_FILES = (*PUBLISHED, DOCTOR_FILE, LENGTHS_FILE, "README.md", "model.safetensors")
+RUN_FILES = (*PUBLISHED, DOCTOR_FILE, "README.md", "model.safetensors")
 STUDY_RESULT = "study.json"  # beside the runs of a study
 COMPLETE = "complete"  # this file marks a checkpoint as fully written; it holds the checksums of the others
 

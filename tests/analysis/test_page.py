@@ -12,8 +12,6 @@ import pytest
 
 from bertkit.analysis import report as page
 from bertkit.analysis.report import thin, write_page
-from bertkit.data.formats.official import read_tsv
-from bertkit.data.formats.squad import read_squad
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.metrics.ner import score_types
@@ -186,20 +184,6 @@ def test_types_of_entities_have_scores_of_their_own(root, whole):
     assert {line[0]: line[3] for line in lines} == {kind: f"{100 * found['f1']:.1f}" for kind, found in scores.items()}
 
 
-def test_lengths_are_those_of_the_sequences(root, whole):
-    columns = {"a": "#1 String", "b": "#2 String"}
-    table = read_tsv(root.parent / "glue" / "MRPC" / "train.tsv", columns).table.to_pydict()
-    lengths = [min(24, len(ids)) for ids in load_tokenizer(str(root / "mrpc"))(table["a"], table["b"])["input_ids"]]
-    part, cut, count = Reader(find_part(whole, str(root / "mrpc"))), lengths.count(24), len(lengths)
-    text = dict(zip(part.find("dt"), part.find("dd"), strict=True))["Inputs, train"]
-    mean, share = sum(lengths) / count, f"{cut} ({cut / count:.1%}) reach max_length (24)"
-    assert text.startswith(f"{count} sequences, {mean:.1f} tokens on average, at most 24; {share}")
-    found = json.loads((root / "pretrain" / "lengths.json").read_text())
-    assert list(found) == ["dev"], "random samples: only the held-out split"
-    windows = json.loads((root / "squad2" / "lengths.json").read_text())
-    assert windows["dev"]["sequences"] > len(read_squad(root.parent / "squad" / "dev-v2.0.json", 2))
-
-
 def test_a_study_has_its_tables_heat_maps_failures_and_links(root, whole):
     study = json.loads((root / "grid" / "study.json").read_text())
     part = find_part(whole, str(root / "grid"))
@@ -244,7 +228,7 @@ def test_an_unfinished_study_of_pretrainings_has_their_scores_and_curves(tmp_pat
 
 def test_a_run_in_work_or_of_before_is_shown_with_what_there_is(root, tmp_path):
     shutil.copytree(root / "mrpc", tmp_path / "run")
-    for name in ("lengths.json", "config.json", "environment.json", "doctor.json"):
+    for name in ("config.json", "environment.json", "doctor.json"):
         (tmp_path / "run" / name).unlink(missing_ok=True)
     shutil.rmtree(tmp_path / "run" / "predictions")
     said = []
@@ -264,7 +248,7 @@ def test_a_run_in_work_or_of_before_is_shown_with_what_there_is(root, tmp_path):
 
 def test_a_damaged_file_or_another_source_is_one_line_and_no_page(root, tmp_path, undrawn, refused):
     shutil.copytree(root / "mrpc", tmp_path / "run")
-    for name in ("metrics.json", "lengths.json", "environment.json", "predictions/dev.parquet"):
+    for name in ("metrics.json", "environment.json", "predictions/dev.parquet"):
         whole = (tmp_path / "run" / name).read_bytes()
         (tmp_path / "run" / name).write_text("{\n")
         with pytest.raises(UsageError, match=str(tmp_path / "run")):

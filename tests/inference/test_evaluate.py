@@ -218,7 +218,7 @@ def test_labels_that_the_model_lacks_are_counted_and_named(reviews, tmp_path):
     assert one.metrics["rows"] == len(rows)
 
 
-def test_of_several_labels_rows_with_unknown_ones_are_left_out(finish, tmp_path, call):
+def test_of_several_labels_rows_with_unknown_ones_are_left_out(finish, tmp_path):
     folder = finish("classify, several labels")
     rows = pd.read_csv(folder / "reviews" / "test.csv", keep_default_na=False).to_dict("records")[:9]
     known = rows[1:]
@@ -226,13 +226,10 @@ def test_of_several_labels_rows_with_unknown_ones_are_left_out(finish, tmp_path,
     file = write_table(tmp_path / "new.csv", [rows[0] | {"tags": "slow|new"}, *known])
     (one,) = evaluate(str(folder / "run"), str(file), tmp_path / "x")
     assert one.metrics["rows"] == len(known)
-    _, _, err = call("predict", folder / "run", "--input", file, "--output", "out.csv", "--precision", "fp32")
-    exact = f"exact match {100 * one.metrics['exact_match']:.1f} %"
-    assert f"8 rows have a label (1 with labels that the model lacks left out): {exact}" in err
 
 
 @pytest.mark.parametrize("cells", [["News, local"], ["Sport", "News, local;Sport"], ['["News, local"]', '["Sport"]']])
-def test_the_names_of_the_model_tell_the_separator(cells, tmp_path, call):
+def test_the_names_of_the_model_tell_the_separator(cells, tmp_path):
     """The comma divides nothing, as it is part of a name; the forms of the cells may differ from those of train."""
     names = ("News, local", "Sport")
     rows = [{"body": f"word{n} good", "label": "|".join(names[: n % 2 + 1])} for n in range(40)]
@@ -245,9 +242,6 @@ def test_the_names_of_the_model_tell_the_separator(cells, tmp_path, call):
     assert not any("lacks" in line for line in lines)
     found = [name for row in one.rows.column("label").to_pylist() for name in row]
     assert sorted(found) == sorted(name for cell in cells for name in names if name in cell)
-    _, _, err = call("predict", tmp_path / "run", "--input", file, "--output", tmp_path / "out.csv")
-    assert "a label: exact match" in err
-    assert "lacks" not in err
 
 
 def test_a_model_without_a_recipe_and_an_export(reviews, tmp_path, monkeypatch):
@@ -307,16 +301,3 @@ def test_refusals(reviews, tmp_path, refused):
         evaluate(str(tmp_path / "pre"), None, None)
     with refused():
         evaluate(str(folder), str(write_reviews(tmp_path / "no.csv", 5, labelled=False)), tmp_path / "x")
-
-
-def test_predict_tells_the_scores_of_a_file_with_labels(reviews, tmp_path, call):
-    folder, rows = reviews
-    file = write_table(tmp_path / "new.csv", rows)
-    (one,) = evaluate(str(folder), str(file), tmp_path / "x")
-    code, _, err = call("predict", folder, "--input", file, "--output", "out.csv", "--precision", "fp32")
-    assert code == 0
-    accuracy = 100 * one.metrics["accuracy"]
-    assert f"bertkit: {len(rows)} rows have a label: accuracy {accuracy:.1f} %, macro F1 " in err
-    assert f"bertkit evaluate {folder} --data {file}" in err
-    without = write_table(tmp_path / "texts.csv", [{name: row[name] for name in ("title", "body")} for row in rows])
-    assert "have a label" not in call("predict", folder, "--input", without, "--output", "out.csv")[2]

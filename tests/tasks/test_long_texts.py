@@ -84,10 +84,6 @@ def test_predict_gives_the_scores_of_the_evaluation_and_marks_nothing(finish, fo
         for name, value in flatten_result(result).items():
             if isinstance(value, float):
                 assert float(row[name]) == pytest.approx(value, abs=1e-5)
-    lengths = json.loads((output / "lengths.json").read_text())["dev"]
-    assert lengths["max_length"] == max(lengths["lengths"]) == 16
-    assert sum(lengths["counts"]) > lengths["sequences"] == 24
-    assert min(lengths["lengths"]) > 0
     limits = (output / "README.md").read_text().partition("## Limitations")[2]
     assert f"Longer texts are read in windows, whose scores bertkit combines ({long})" in limits
 

@@ -324,7 +324,7 @@ def test_the_card_in_the_repository_has_its_name_and_no_path_of_this_machine(hub
     assert len(repo.commits) == 1, "all at once, or nothing"
     assert "POST /api/validate-yaml" in hub.asked
     files, tokenizer = repo.files, {"tokenizer.json", "tokenizer_config.json", "vocab.txt"}
-    scores = {"README.md", "config.json", "metrics.json", "all_results.json", "calibration.json"}
+    scores = {"README.md", "config.json", "metrics.json", "calibration.json"}
     assert files.keys() == tokenizer | scores | {"model.safetensors", "environment.json", "recipe.toml", LOG}
     assert not [name for name, data in files.items() if str(mrpc.parents[2]).encode() in data]
     pushed = ModelCard(files["README.md"].decode())
