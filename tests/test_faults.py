@@ -75,7 +75,7 @@ CLASSIFY = (
     f"-m bertkit classify --data PLACE/reviews.csv --text title,body --label tags {TINY} {EPOCHS} patience=6 "
     "train.save_steps=0.2 data.class_weights=balanced"
 )
-NER = f"-m bertkit ner --data PLACE/entities.jsonl {TINY} {EPOCHS} train.save_steps=0.2 data.max_length=40"
+NER = f"-m bertkit ner --data PLACE/entities.jsonl {TINY} {EPOCHS} train.save_steps=0.2 data.max_length=40 start=solved"
 DOCTOR = (
     f"-m bertkit doctor PLACE/reviews.csv --text title,body --label stars --folds 3 {TINY} train.learning_rate=1e-3 "
     "train.num_train_epochs=6.0"
@@ -88,6 +88,7 @@ COMMANDS = [
     Command("glue --grid --workers 2", f"{GRID} --workers 2", 4),
     Command("glue --search", f"{RTE} --search 4 train.num_train_epochs=4.0", 12),
     Command("classify", CLASSIFY, 8),
+    Command("classify from a solved head", f"{CLASSIFY} start=solved", 8),
     Command("classify --folds", f"{CLASSIFY} --folds 3", 8),
     Command("ner", NER, 8),
     Command("ner --folds", f"{NER} --folds 3", 8),

@@ -146,7 +146,8 @@ class Recipe:
         if "start" in settled.settled and start == "auto":
             start = settled.start
             chosen.append("start")
-        others = {"strength": strength, "start": start, "settled": [*self.settled, *values, *chosen]}
+        adopted = [key for key in settled.settled if key in values or key in chosen]  # in the order of the file
+        others = {"strength": strength, "start": start, "settled": [*self.settled, *adopted]}
         return self.override(data=data, train=values, **others)
 
     def reopen(self) -> "Recipe":
