@@ -1,4 +1,4 @@
-"""Explain results: attribute a class, an answer or a name to the words of the input.
+"""Explain the results of texts and pairs: attribute a class, a label or a number to the words of the input.
 
 The logits that decided a result are attributed to the token embeddings by integrated gradients (Sundararajan et al.
 2017, "Axiomatic Attribution for Deep Networks"; captum): the gradient is integrated on the straight line from a
@@ -7,11 +7,10 @@ has taught to stand for a word that is not known; [PAD] is never computed on her
 word's attribution is the sum over its tokens. All attributions add up to the logit's rise above the baseline, except
 for the error of the integral, which is reported as a share of the logit; steps are doubled until it is small.
 
-The model runs on the padded path, in fp32. Left out: SWAG, masked words, next sentences, and exports,
-which have no gradients.
+The model runs on the padded path, in fp32. Left out: other tasks, and exports, which have no gradients.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import tee
 from typing import Any, NamedTuple
@@ -22,20 +21,15 @@ from torch import Tensor, nn
 
 from bertkit.data.formats.rows import Input, Line
 from bertkit.data.long_texts import choose_cut
-from bertkit.data.sequences import Sequences
-from bertkit.data.spans import Question, Windows, cut, locate_answer, tokenize
-from bertkit.data.tagging import ABSENT, WordWindows, group_tokens
+from bertkit.data.spans import tokenize
+from bertkit.data.tagging import group_tokens
 from bertkit.data.tokenizer import find_form
 from bertkit.errors import explain_missing, refuse_first
 from bertkit.inference.predictor import Predictor, take_rows
-from bertkit.model.bilstm_heads import BertFeaturesForTokenClassification
 from bertkit.model.onnx import OnnxModel
-from bertkit.tasks.ner import NerTask, Tagged
 from bertkit.tasks.option import TEXT_OPTIONS, list_defaults
 from bertkit.tasks.prediction import run_model
-from bertkit.tasks.result import list_marked
-from bertkit.tasks.squad import SquadTask
-from bertkit.tasks.task import PredictionSettings, Result, Task
+from bertkit.tasks.task import PredictionSettings, Result
 from bertkit.tasks.text import TextTask
 
 EXPLANATIONS = "explanations.jsonl"  # among the predictions of a run: the results for its report page
@@ -52,18 +46,18 @@ def explain(
 ) -> Iterator[Result]:
     """Yield the result of each input, as `Predictor.stream` does, with the key `explanation`.
 
-    It is a list with an entry for the predicted class, for each predicted label or score, for the best span, or for
-    each entity. An entry has the explained `target` in words, its `logit` and that of the `baseline`, the completeness
-    `error` (a share of the logit), and `words` that the model has read: each with the `field` of the input, `text`,
-    `start` and `end` (as for the results) and `attribution`.
+    It is a list with an entry for the predicted class, or for each predicted label or score. An entry has the explained
+    `target` in words, its `logit` and that of the `baseline`, the completeness `error` (a share of the logit), and
+    `words` that the model has read: each with the `field` of the input, `text`, `start` and `end` (as for the results)
+    and `attribution`.
     """
     settings = predictor.settings
     troubles = {
         "an export has no gradients to explain its results by; explain the run it was made from": (
             isinstance(settings.model, OnnxModel)
         ),
-        f"the results of {settings.head} cannot be explained; give a run with classes, answers or names": (
-            find_explainer(predictor.task) is None or isinstance(settings.model, BertFeaturesForTokenClassification)
+        f"the results of {settings.head} cannot be explained; give a run of classify or glue": (
+            not isinstance(predictor.task, TextTask)
         ),
         f"explanations need fp32, got precision {predictor.precision!r}; give fp32": predictor.precision != "fp32",
     }
@@ -85,7 +79,7 @@ def explain_example(predictor: Predictor, example: Any, result: Result) -> list[
     found = []
     with use_padded_path(settings.model):
         kept = run_model(task, inputs, settings)
-        words, owners, targets = find_explainer(task)(result, kept, inputs.data, example, settings)
+        words, owners, targets = explain_labels(result, kept, example, settings)
         for target in targets:
             paths: dict[int, GradientPath] = {}
             for logit in target.logits:
@@ -221,7 +215,7 @@ Explained = tuple[list[Word], list[np.ndarray], list[Target]]
 
 
 def explain_labels(
-    result: Result, kept: Sequence[np.ndarray], data: Sequences, example: Sequence[str], settings: PredictionSettings
+    result: Result, kept: Sequence[np.ndarray], example: Sequence[str], settings: PredictionSettings
 ) -> Explained:
     """Return the words of a text or a pair, and a target for each predicted label or score.
 
@@ -246,65 +240,6 @@ def explain_labels(
         weight = 1 / len(sequences)
         targets.append(Target(name, [Logit(number, "logits", (label,), weight) for number in sequences]))
     return words, [join_with_specials(parts, len(form.between)) for parts in windows], targets
-
-
-def explain_answer(
-    result: Result, kept: Sequence[np.ndarray], data: Windows, example: Question, settings: PredictionSettings
-) -> Explained:
-    """Return the words of question and context, and the best span, also if it is not given as the answer.
-
-    The span's target is S.T_i + E.T_j in the window that decides; a context without a token has none.
-    """
-    words, owners = find_words((("question", example.question), ("context", example.context)), settings.tokenizer)
-    question, context = owners[0][: data.ends[0]], owners[1]
-    windows = zip(data.starts.tolist(), data.lengths.tolist(), strict=True)
-    shown = [join_with_specials([question, context[start : start + count]]) for start, count in windows]
-    best = result["best"]
-    tokens = locate_answer(cut(data.offsets, data.context_ends, data.contexts[0]), best["start"], best["end"])
-    if tokens is None:
-        return words, shown, []
-    first, last = tokens
-    window = int(np.flatnonzero((data.shares[:, 0] <= first) & (first < data.shares[:, 1]))[0])
-    shift = int(data.find_first()[window] - data.starts[window])
-    logits = [Logit(window, "start_logits", (first + shift,)), Logit(window, "end_logits", (last + shift,))]
-    return words, shown, [Target(best["text"], logits)]
-
-
-def explain_names(
-    result: Result, kept: Sequence[np.ndarray], data: WordWindows, example: Tagged, settings: PredictionSettings
-) -> Explained:
-    """Return the words as they were tagged, and the entities, or all words: the sum of the logits of their tags."""
-    field = "words" if example.text is None else "text"
-    pairs = zip(example.words, example.spans, strict=True)
-    words = [Word(field, word, start, end) for word, (start, end) in pairs]
-    known = np.flatnonzero(data.firsts != ABSENT)
-    owners = known[np.searchsorted(data.firsts[known], np.arange(len(data.ids)), "right") - 1]
-    shown = zip(data.starts.tolist(), data.stops.tolist(), strict=True)
-    positions = [(number, position) for number in range(len(data)) for position in data.locate(number).tolist()]
-    tags = {name: number for number, name in enumerate(settings.labels)}
-    targets = []
-    for entity in list_marked(result):
-        own = [n for n, word in enumerate(words) if entity["start"] <= word.start and word.end <= entity["end"]]
-        placed = [n for n in own if positions[n][1] != ABSENT]
-        logits = [Logit(positions[n][0], "logits", (positions[n][1], tags[result["tags"][n]])) for n in placed]
-        if logits:  # a word without a token has none
-            targets.append(Target(f"{entity['text']}: {entity['type']}", logits))
-    return words, [join_with_specials([owners[start:stop]]) for start, stop in shown], targets
-
-
-EXPLAINERS: dict[type[Task], Callable[..., Explained]] = {
-    TextTask: explain_labels,
-    SquadTask: explain_answer,
-    NerTask: explain_names,
-}
-
-
-def find_explainer(task: Task) -> Callable[..., Explained] | None:
-    """Return the function that explains a task's results; None if they cannot be explained.
-
-    Its arguments are a result, and those of `Task.answer` for a single example.
-    """
-    return next((explain for kind, explain in EXPLAINERS.items() if isinstance(task, kind)), None)
 
 
 def find_words(texts: Iterable[tuple[str, str]], tokenizer: Any) -> tuple[list[Word], list[np.ndarray]]:

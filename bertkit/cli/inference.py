@@ -86,7 +86,8 @@ def predict(
         float | None, typer.Option(help="Add sets of labels, right for this share of texts.", metavar="SHARE")
     ] = None,
     explains: Annotated[
-        bool, typer.Option("--explain", help="Attribute each class, answer or name to the words of the input (slow).")
+        bool,
+        typer.Option("--explain", help="Attribute the results of texts and pairs to their words (slow)."),
     ] = False,
 ) -> None:
     """Predict with a trained model: a class, an answer, names, an ending or masked words, depending on its head.

@@ -164,34 +164,6 @@ def test_a_long_text_is_explained_by_what_was_read_of_it(pooling, tmp_path):
     assert entry["logit"] >= logits.max(), "a softmax lowers every logit by the same"
 
 
-@pytest.mark.parametrize("tau", [None, 1e9])
-def test_the_best_span_is_explained_in_the_window_that_decides(tau, tmp_path):
-    predictor = Exact(write_head(tmp_path, "BertForQuestionAnswering", tau=tau))
-    result, (entry,) = explain_one(predictor, ["good word1 ?", LONG_TEXT])
-    assert entry["target"] == result["best"]["text"]
-    assert entry["logit"] == pytest.approx(result["best"]["score"], abs=1e-3)
-    words = {field: [word for word in entry["words"] if word["field"] == field] for field in ("question", "context")}
-    assert [word["text"] for word in words["question"]] == ["good", "word1", "?"]
-    assert words["context"][0]["start"] <= result["best"]["start"] < words["context"][-1]["end"]
-    assert explain_one(predictor, ["good ?", "\x00"])[1] == [], "there is no token to begin at"
-
-
-def test_every_name_is_explained_by_the_tags_of_its_words(tmp_path):
-    predictor = Exact(write_head(tmp_path, "BertForTokenClassification", id2label={0: "O", 1: "B-PER", 2: "I-PER"}))
-    with torch.no_grad():
-        predictor.settings.model.classifier.bias[2] += 20  # every word with a token continues a name
-    text = f"good word1 {LONG_TEXT} bad"
-    result, (entry,) = explain_one(predictor, text)
-    assert entry["target"] == f"{result['entities'][0]['text']}: PER"
-    assert [text[word["start"] : word["end"]] for word in entry["words"]] == [word["text"] for word in entry["words"]]
-    result, entries = explain_one(predictor, {"words": ["good", "word 1", "\x00", "bad"]})
-    assert [entry["target"] for entry in entries] == [f"{x['text']}: PER" for x in result["entities"]]
-    assert len(entries) == 2
-    for entry in entries:
-        found = [(word["field"], word["text"], word["start"], word["end"]) for word in entry["words"]]
-        assert found == [("words", "good", 0, 1), ("words", "word 1", 1, 2), ("words", "bad", 3, 4)]
-
-
 # --- In words ---------------------------------------------------------------------------------------------------------
 
 
