@@ -231,17 +231,13 @@ class Screen(AbstractContextManager):
 
     def show_reproduction(self, found: Any, run: Path, again: Path) -> None:
         """Print the differences between a run and its repetition, and possible reasons."""
-        from bertkit.training.run_dir import PREDICTIONS
-
         self.say(*(f"{name}: {before} -> {now}" for name, (before, now) in found.scores.items()))
         if found.weights:
             name, apart = max(found.weights.items(), key=lambda item: item[1])
             self.say(f"{len(found.weights)} weights differ, {name} the most: by {apart:.3g}")
-        for name, (count, lines) in found.predictions.items():
-            self.say(f"{PREDICTIONS}/{name}: {count:,} of {lines:,} rows differ")
         self.say(*(f"different machine, software or data: {difference}" for difference in found.environment))
         if found.is_exact:
-            self.say(f"{again} equals {run} bit for bit: scores, weights and predictions")
+            self.say(f"{again} equals {run} bit for bit: scores and weights")
         elif not found.environment:
             self.say(
                 "machine, software and data are the same; on a GPU, train.full_determinism makes sums deterministic"

@@ -217,7 +217,7 @@ def reproduce(
         Path | None, PathOption(help="Directory for the repetition (default: RUN-again).", metavar="DIR")
     ] = None,
 ) -> None:
-    """Repeat a finished run from its directory, and compare scores, weights and predictions.
+    """Repeat a finished run from its directory, and compare scores and weights.
 
     Exit code 0: equal bit for bit. 1: different; the differences and those of the two machines are listed. The
     repetition is written to RUN-again unless --output is given. Run it in the directory where the run was started,

@@ -1,4 +1,4 @@
-"""Repeat a finished run from its directory and compare scores, weights and predictions.
+"""Repeat a finished run from its directory and compare scores and weights.
 
 On one machine with the same packages a run on a CPU is repeated bit for bit. On another machine, or with other
 packages, sums are rounded in another order; the differences between both `environment.json` are listed with the
@@ -10,7 +10,6 @@ Left out: ensembles, which train nothing; best/, an earlier update of the same t
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +23,12 @@ from bertkit.system.hub import pin
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.finetuning import SEARCHED
 from bertkit.training.callbacks import Progress
-from bertkit.training.predictions import TABLE_SUFFIX, read_table
 from bertkit.training.recipe import load_recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import (
     ENVIRONMENT,
     FIRST,
     METRICS_FILE,
-    PREDICTIONS,
     RECIPE_FILE,
     check_finished,
     read_environment,
@@ -46,19 +43,17 @@ class Comparison:
     Attributes:
         scores: Name -> both values.
         weights: Name -> the largest absolute difference; infinite if it is missing in one run or the shapes differ.
-        predictions: File -> the number of differing rows or lines, and of all.
         environment: Lines `key: before -> now` on machine, software, data and the weights before the first update.
     """
 
     scores: dict[str, tuple[Any, Any]]
     weights: dict[str, float]
-    predictions: dict[str, tuple[int, int]]
     environment: list[str]
 
     @property
     def is_exact(self) -> bool:
         """Return whether all results are the same, whatever the environment."""
-        return not (self.scores or self.weights or self.predictions)
+        return not (self.scores or self.weights)
 
 
 def reproduce(
@@ -83,13 +78,11 @@ def reproduce(
 
 
 def compare_runs(before: Path, now: Path) -> Comparison:
-    """Compare two finished runs; scores and predictions that only the second run has are not compared."""
+    """Compare two finished runs; scores that only the second run has are not compared."""
     one, two = (read_metrics(folder / METRICS_FILE) for folder in (before, now))
     one.pop(SEARCHED, None)  # a repetition has the values that a search chose, and makes none
     scores = {name: (one[name], two.get(name)) for name in one if one[name] != two.get(name)}
-    return Comparison(
-        scores, compare_weights(before, now), compare_files(before, now), list(compare_environments(before, now))
-    )
+    return Comparison(scores, compare_weights(before, now), list(compare_environments(before, now)))
 
 
 def compare_environments(before: Path, now: Path) -> Iterator[str]:
@@ -118,20 +111,3 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         with explain_refusal(str(path)):
             found |= load_file(path)
     return found
-
-
-def compare_files(before: Path, now: Path) -> dict[str, tuple[int, int]]:
-    """Return the number of differing rows or lines, and of all, of each prediction file that differs."""
-    found = {}
-    for name in sorted(path.name for path in (before / PREDICTIONS).glob("*")):
-        pairs = list(zip_longest(*(read_rows(folder / PREDICTIONS / name) for folder in (before, now))))
-        if differing := sum(one != two for one, two in pairs):
-            found[name] = differing, len(pairs)
-    return found
-
-
-def read_rows(path: Path) -> list[Any]:
-    """Return the rows of a prediction table, or the lines of another file; none of a missing one."""
-    if not path.is_file():
-        return []
-    return read_table(path).to_pylist() if path.suffix == TABLE_SUFFIX else path.read_bytes().splitlines()

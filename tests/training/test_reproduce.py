@@ -6,7 +6,6 @@ import shutil
 from importlib.metadata import version
 
 import datasets
-import numpy as np
 import pytest
 from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
@@ -14,7 +13,6 @@ from safetensors.torch import load_file, save_file
 from bertkit.data.formats.hub import load_hub
 from bertkit.system.hub import find_trouble
 from bertkit.tasks import TASKS
-from bertkit.training.predictions import pack_table, read_table
 from bertkit.training.recipe import Recipe, merge, read_recipe, save_recipe
 from bertkit.training.reproduce import compare_environments, compare_runs, reproduce
 from bertkit.training.run import run
@@ -39,7 +37,7 @@ def test_a_run_comes_out_the_same_and_is_not_done_a_third_time(finished, call, t
     again, steps = tmp_path / "again", []
     code, out, err = call("reproduce", finished, "--output", again)
     assert (code, err) == (0, "")
-    assert out.splitlines()[-1] == f"{again} equals {finished} bit for bit: scores, weights and predictions"
+    assert out.splitlines()[-1] == f"{again} equals {finished} bit for bit: scores and weights"
     found = reproduce(finished, again, progress=lambda *state: steps.append(state))
     assert (found.is_exact, found.environment, steps) == (True, [], [])
 
@@ -66,10 +64,6 @@ def test_what_differs_is_listed_with_what_may_be_the_reason(finished, call, tmp_
     weights["bert.pooler.dense.bias"][0] += 0.25
     del weights["cls.seq_relationship.bias"]
     save_file(weights, again / "model.safetensors")
-    table = again / "predictions" / "dev.parquet"
-    rows = read_table(table)
-    losses = np.append(rows["token_loss"].to_numpy()[:-1], 99)
-    table.write_bytes(pack_table(rows.set_column(rows.schema.get_field_index("token_loss"), "token_loss", [losses])))
     machine = json.loads((again / "environment.json").read_text())
     machine["packages"]["torch"] = "1.0"
     (again / "environment.json").write_text(json.dumps(machine | {"threads": 99}))
@@ -80,7 +74,6 @@ def test_what_differs_is_listed_with_what_may_be_the_reason(finished, call, tmp_
     assert (code, err) == (1, "")
     assert f"mlm_loss: {metrics['mlm_loss']} -> 1.5" in out
     assert "2 weights differ, cls.seq_relationship.bias the most: by inf" in out
-    assert f"predictions/dev.parquet: 1 of {len(rows)} rows differ" in out
     assert f'different machine, software or data: packages.torch: "{version("torch")}" -> "1.0"' in out
     assert re.search(r"different machine, software or data: threads: \d+ -> 99", out)
     assert "bit for bit" not in out
@@ -95,12 +88,10 @@ def test_a_search_before_the_run_is_no_difference(finished, tmp_path):
 
 def test_what_the_run_had_no_time_for_is_not_compared(finished, tmp_path):
     more = shutil.copytree(finished, tmp_path / "again")
-    (more / "predictions" / "test.tsv").write_text("a\n")
     metrics = json.loads((more / "metrics.json").read_text())
     (more / "metrics.json").write_text(json.dumps(metrics | {"test_f1": 0.5}))
     assert compare_runs(finished, more).is_exact
-    found = compare_runs(more, finished)
-    assert (found.scores, found.predictions) == ({"test_f1": (0.5, None)}, {"test.tsv": (1, 1)})
+    assert compare_runs(more, finished).scores == {"test_f1": (0.5, None)}
 
 
 def test_the_environment_of_what_came_before_a_run_is_compared(tmp_path):
