@@ -241,7 +241,6 @@ def make_commands() -> list[dict[str, str]]:
         "grid": f"glue --task rte --data data/glue {grid} --grid",
     }
     use = {
-        "ensemble": "squad --version 2 --data data/squad --ensemble squad2 other2",
         "page.html": "report pretrain sst2 stsb squad2 swag ner several grid folds",
         "words.npz": "features model --input data/sentences.txt",
         "vectors.jsonl": "features sst2 --input data/sentences.txt --pool mean",

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from bertkit.cli.console import NOTHING_DONE, Screen, is_first_process
+from bertkit.cli.console import NOTHING_DONE, Screen
 from bertkit.cli.options import (
     STUDIED,
     Cased,
@@ -30,7 +30,6 @@ from bertkit.cli.options import (
     training_command,
 )
 from bertkit.errors import UsageError, explain_disk_error
-from bertkit.reports.tables import make_table
 from bertkit.system.hub import check_checkpoint, check_path
 from bertkit.tasks.option import (
     CLASSIFY_OPTIONS,
@@ -119,12 +118,8 @@ def glue(
 def squad(
     options: RunOptions,
     version: Annotated[int, typer.Option(help="1 (for 1.1) or 2 (for 2.0).", metavar="1|2", min=1, max=2)],
-    runs: Annotated[list[Path] | None, PathArgument(help="Finished runs for --ensemble.", metavar="RUN")] = None,
     data: Annotated[str | None, SourceOption(help=SQUAD_OPTIONS["dir"].help, metavar="DIR|FILE|NAME")] = None,
     extra_train: Annotated[str | None, SourceOption(help=SQUAD_OPTIONS["extra_train"].help, metavar="FILE")] = None,
-    ensemble: Annotated[
-        bool, typer.Option("--ensemble", help="Combine the answers of finished runs instead of training.")
-    ] = False,
 ) -> None:
     """Fine-tune on SQuAD 1.1 or 2.0 or your own questions: find the answer in a text, or that there is none.
 
@@ -135,20 +130,10 @@ def squad(
     $ bertkit squad --version 2 --data SQUAD --output runs/squad2
 
     $ bertkit squad --version 1 --data questions.jsonl --output runs/own
-
-    $ bertkit squad --version 2 --ensemble runs/one runs/two --output runs/both
     """
     from bertkit.tasks.squad import SQUAD
 
-    found = SQUAD[f"squad{version}"]
-    trains = extra_train or replace(options, output=None) != RunOptions()
-    if (trains and ensemble) or (runs and not ensemble):
-        raise UsageError("--ensemble takes runs, --data and --output; leave out the options of training")
-    if ensemble:
-        output = options.output or Path("runs") / f"{found.name}-ensemble"
-        combine(found, runs or [], Path(data) if data else None, output)
-        return
-    train([found.name], options, {"dir": data, "extra_train": extra_train})
+    train([SQUAD[f"squad{version}"].name], options, {"dir": data, "extra_train": extra_train})
 
 
 @training_command(SWAG_OPTIONS, "grid", "restarts", "workers", "search")
@@ -433,16 +418,3 @@ def upload(screen: Screen, run: Path, repo: str, private: bool = False) -> None:
     if screen.console.is_terminal:
         enable_progress_bars()
     screen.say(f"Pushed: {push.push(run, repo, private=private, report=screen.say)}")
-
-
-def combine(task: Any, runs: list[Path], data: Path | None, output: Path) -> None:
-    """Combine the answers of finished runs, and print the scores."""
-    from bertkit.inference import ensemble
-    from bertkit.tasks.task import warn_of_choice
-
-    with Screen() as screen:
-        if is_first_process():
-            with explain_disk_error(output):
-                results = ensemble.combine(task, runs, output, data, screen.say)
-            screen.show_table(make_table(f"{output}", *ensemble.list_lines(task, results)))
-            screen.say(*warn_of_choice(results["metrics"], task.options), f"In {output}: metrics.json, predictions/")

@@ -11,7 +11,7 @@ Left out: training the runs, and ensembles of ensembles, in which runs would not
 
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ Candidates = list[tuple[str, float]]  # texts with their probabilities
 
 def combine(
     task: SquadTask, runs: Sequence[Path], output: Path, data: Path | None, report: Callable[[str], None]
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, Any]:
     """Combine finished runs and write the result to `output`.
 
     An ensemble in the same directory is replaced.
@@ -48,16 +48,17 @@ def combine(
         data: The folder of the official files, or the dev file; None uses that of the first run.
 
     Returns:
-        `metrics` of the ensemble, as written to `output/metrics.json`, and `runs`, the metrics of each run by name. The
-        metrics are those of `rate` and `score` (F1) with their intervals, and the number of `runs`.
+        The metrics of the ensemble, as written to `output/metrics.json`: the official scores and `score` (F1) with
+        their intervals, and the number of `runs`.
     """
     if len(set(runs)) < 2:
-        raise UsageError("an ensemble needs at least two finished runs; give them with --ensemble A B")
+        raise UsageError("an ensemble needs at least two finished runs; name more of them")
     recipes = [load_recipe(run / RECIPE_FILE) for run in runs]
     for run, recipe in zip(runs, recipes, strict=True):
         if recipe.task != task.name:
             raise UsageError(f"{run} is a run of {recipe.task}, not of {task.name}; combine only runs of {task.title}")
-    scores, options = [read_metrics(run / METRICS_FILE) for run in runs], recipes[0].data
+        read_metrics(run / METRICS_FILE)  # raises if the run is not finished
+    options = recipes[0].data
     if (output / RECIPE_FILE).exists():
         raise UsageError(f"{output} holds a run; name another directory with --output")
     if not (output / MEMBERS).exists():
@@ -88,7 +89,7 @@ def combine(
         for name, text in files.items():
             (output / PREDICTIONS / name).write_text(text, encoding="utf-8")
         write_json(metrics, output / METRICS_FILE)
-    return {"metrics": metrics, "runs": {str(run): found for run, found in zip(runs, scores, strict=True)}}
+    return metrics
 
 
 # --- The answers ------------------------------------------------------------------------------------------------------
@@ -137,28 +138,7 @@ def read_candidates(run: Path, questions: Sequence[Question], source: str) -> di
     if missing or others:
         raise UsageError(
             f"{run} does not answer the questions of {source}: {missing:,} of {len(wanted):,} are missing and "
-            f"{others:,} belong to other questions; give the dev set that the runs were scored on, all of it (without "
-            "tune_share), with --data DIR"
+            f"{others:,} belong to other questions; score all runs on the same dev set, all of it (without "
+            "tune_share)"
         )
     return found
-
-
-# --- The table --------------------------------------------------------------------------------------------------------
-
-
-def list_lines(
-    task: SquadTask, results: Mapping[str, Mapping[str, Any]]
-) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return headings and lines of a table of `combine`'s results: the runs, the ensemble, the paper's systems."""
-    keys = (task.version.exact, "f1", "tau0_exact", "tau0_f1", "tau")
-    rows = [row for row in task.table if row.key in keys]
-    published: dict[str, dict[str, float]] = {}
-    for key, values in (*task.version.paper.items(), *task.version.combined.items()):
-        for whose, value in values.items():
-            published.setdefault(f"the paper: {whose}", {})[key] = value
-    metrics = results["metrics"]
-    systems = [*results["runs"].items(), (f"ensemble of {metrics['runs']}", metrics), *published.items()]
-    lines = [
-        (name, *(row.show(scores[row.key]) if row.key in scores else "" for row in rows)) for name, scores in systems
-    ]
-    return ("run", *(row.name.partition(" (")[0] for row in rows)), lines  # a score's name ends at " ("

@@ -214,8 +214,8 @@ class StudyState:
                 try:
                     if failed := [member for member in cell.members if self.states[member].status == "failed"]:
                         raise UsageError(f"its run {failed[0]} has failed")
-                    found = combine(task, members, self.output / directory, None, ignore)
-                    self.take(directory, State("finished", metrics=found["metrics"]))
+                    metrics = combine(task, members, self.output / directory, None, ignore)
+                    self.take(directory, State("finished", metrics=metrics))
                 except UsageError as error:
                     self.take(directory, State("failed", reason=str(error)))
 

@@ -11,7 +11,7 @@ after as many windows as there are questions.
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,8 +65,7 @@ SQUAD_SPLITS = {"train": "train", "dev": "validation"}
 ANSWERS, NBEST, ODDS = "predictions.json", "nbest_predictions.json", "null_odds.json"  # the reference code's
 
 SQUAD_BASE, SQUAD_LARGE = "BERT-base, dev", "BERT-large, dev"  # Tables 2 and 3
-ENSEMBLE = "BERT-large, 7 models, dev"  # Table 2
-TRIVIAQA, BOTH = "BERT-large, TriviaQA first, dev", "BERT-large, 7 models, TriviaQA first, dev"  # Table 2
+TRIVIAQA = "BERT-large, TriviaQA first, dev"  # Table 2
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,6 @@ class Version:
         unanswerable: Whether a context may have no answer.
         exact: The name of exact match in metrics.json.
         paper: Metric -> model -> published score.
-        combined: The same for ensembles.
     """
 
     number: int
@@ -93,7 +91,6 @@ class Version:
     unanswerable: bool
     exact: str
     paper: Mapping[str, Mapping[str, float]]
-    combined: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -114,7 +111,6 @@ VERSIONS = (
             "exact_match": {SQUAD_BASE: 80.8, SQUAD_LARGE: 84.1, TRIVIAQA: 84.2},
             "f1": {SQUAD_BASE: 88.5, SQUAD_LARGE: 90.9, TRIVIAQA: 91.1},
         },
-        combined={"exact_match": {ENSEMBLE: 85.8, BOTH: 86.2}, "f1": {ENSEMBLE: 91.8, BOTH: 92.2}},
     ),
     Version(
         number=2,

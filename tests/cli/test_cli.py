@@ -156,7 +156,6 @@ MISTAKES = {  # command -> a part of its one line; other tests have the mistakes
     "glue --task rte --data GLUE --workers 2": "--workers is for",
     "glue --task ax --data GLUE": "--model",
     "study study.toml --data GLUE --model bert": "--data ROOT",
-    "squad --version 2 runs/a": "--ensemble takes runs",
     "features bert --input good.txt --output a.txt": ".jsonl or .npz",
     "predict bert": "give the inputs either as TEXT or with --input FILE",
     "export bert --output made --data GLUE": "--data is for --int8",
@@ -461,17 +460,6 @@ def test_own_questions_have_folds_and_a_model_that_predicts_them(finish, call, s
     assert [row["id"] for row in found] == [row["id"] for row in rows]
     assert {row["fold"] for row in found} == {1, 2}
     finish(*own, "--folds", "2", "--output", "runs/folds")
-
-
-def test_runs_are_combined(finish, squad, tmp_path):
-    for seed in (1, 2):
-        finish(*squad, "--version", "1", "--output", f"runs/{seed}", "--set", f"train.seed={seed}")
-    out = finish("squad", "--version", "1", "--ensemble", "runs/1", "runs/2", "--output", "runs/both")
-    assert "91.8" in out, "the paper's ensemble"
-    scores = json.loads((tmp_path / "runs" / "both" / "metrics.json").read_text())
-    predictions = tmp_path / "runs" / "both" / "predictions" / "predictions.json"
-    out = finish("score", "squad", "--version", "1", tmp_path / "squad" / "dev-v1.1.json", predictions, "--json")
-    assert json.loads(out) == {key: scores[key] for key in ("exact_match", "f1")}
 
 
 def test_a_file_is_trained_on_first(finish, squad, tmp_path):

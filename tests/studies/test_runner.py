@@ -355,7 +355,7 @@ def test_an_ensemble_combines_finished_runs_and_is_a_row_like_others(table2, tmp
     assert lines[0] == "3 rows x 2 columns x 1 seed: 3 runs, 0 of them finished"
     assert lines[-1].startswith("both/em: F1 ")
     members = [output / "slow" / "em", output / "fast" / "em"]
-    alone = combine(TASKS["squad1"], members, tmp_path / "alone", None, ignore)["metrics"]
+    alone = combine(TASKS["squad1"], members, tmp_path / "alone", None, ignore)
     cells = {(cell["row"], cell["column"]): cell for cell in results["cells"]}
     for column, key in (("EM", "exact_match"), ("F1", "f1")):
         (run,) = cells["Both", column]["runs"]
