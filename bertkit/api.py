@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bertkit.analysis.doctor import examine, expect_scores
-from bertkit.data.formats.memory import convert_table, convert_tables, write_tables
+from bertkit.data.formats.dataframes import convert_table, convert_tables, write_tables
 from bertkit.data.formats.rows import SPLIT_NAMES
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.inference.evaluate import evaluate, load_predictor
@@ -38,7 +38,7 @@ from bertkit.studies.runner import run_study
 from bertkit.studies.search import search_or_train
 from bertkit.studies.spec import STUDY_FILE, define_runs, make_study, propose
 from bertkit.system.progress import Report, ignore, is_notebook, show_bar
-from bertkit.system.state import leave_as_found
+from bertkit.system.python_state import leave_as_found
 from bertkit.tasks import TASKS
 from bertkit.tasks.pretraining import choose_starter
 from bertkit.tasks.result import flatten_result

@@ -61,7 +61,7 @@ class UsageError(ValueError):
     """A wrong file, option, recipe or text; the message is one line that names the problem and the remedy."""
 
 
-def refuse_first(troubles: Mapping[str, object]) -> None:
+def raise_first(troubles: Mapping[str, object]) -> None:
     """Refuse by the first message whose condition is true."""
     for message, is_there in troubles.items():
         if is_there:

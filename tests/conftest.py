@@ -190,7 +190,7 @@ class RunHere:
     watch = staticmethod(lambda output, done: None)
 
     def __init__(self, words, log, threads, gpus=()):
-        from bertkit.studies.start import do_run
+        from bertkit.studies.run_processes import do_run
 
         given = dict(zip(words[1::2], words[2::2], strict=True))
         recipe, output, kept = Path(given["--recipe"]), Path(given["--output"]), map(int, words[6::2])
@@ -218,7 +218,7 @@ def here():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bertkit.studies.runner.start_command", RunHere)
         patch.setattr("bertkit.studies.search.start_command", RunHere)
-        patch.setattr("bertkit.studies.start.POLL", 0.0)
+        patch.setattr("bertkit.studies.run_processes.POLL", 0.0)
         yield
 
 

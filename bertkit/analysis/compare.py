@@ -21,7 +21,7 @@ import pyarrow as pa
 from bertkit.errors import UsageError, pluralize
 from bertkit.metrics import intervals
 from bertkit.metrics.intervals import LEVEL, POWER, Contrast
-from bertkit.metrics.rows import RowScore
+from bertkit.metrics.rows import WeightedScore
 from bertkit.metrics.table import LABEL, add_facts, list_names, read_facts
 from bertkit.reports.tables import Table, find_row, make_table
 from bertkit.system.progress import Report, ignore
@@ -49,7 +49,7 @@ class Method:
     runs: Sequence[pa.Table]
 
     @cached_property
-    def scores(self) -> list[RowScore]:
+    def scores(self) -> list[WeightedScore]:
         """Return the task's metric of each run."""
         try:
             return [self.task.score(rows)[self.task.metric] for rows in self.runs]

@@ -1,6 +1,6 @@
 """Find faults in data before a model is trained on them: one value for the terminal, for JSON and for the page.
 
-Repeated rows are those of `bertkit.tasks.repeats`; nearly equal ones, labels, lengths, unknown words, scripts and
+Repeated rows are those of `bertkit.tasks.equal_rows`; nearly equal ones, labels, lengths, unknown words, scripts and
 columns are added here. Texts are read again for each check and never kept, so a million rows need little memory.
 
 A person's own files are written without the rows of some findings. Wrong labels, which only a model's predictions show,
@@ -36,8 +36,8 @@ from bertkit.reports.tables import MISSING, Table, make_table
 from bertkit.system.files import atomic_open, atomic_write
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
+from bertkit.tasks.equal_rows import CheckedRows, check_rows, count_rows, tabulate_splits
 from bertkit.tasks.examples import ExampleRows
-from bertkit.tasks.repeats import CheckedRows, check_rows, count_rows, tabulate_splits
 from bertkit.tasks.task import Task, shorten_text
 from bertkit.training.predictions import ROW_NUMBER, UNKNOWN_COUNT
 from bertkit.training.recipe import Recipe

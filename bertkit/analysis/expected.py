@@ -24,7 +24,7 @@ from bertkit.errors import UsageError
 from bertkit.metrics.baseline import TERM_LISTS, rotate, vectorize_texts, vectorize_words
 from bertkit.metrics.classification import FIXED_THRESHOLD
 from bertkit.metrics.intervals import find_interval
-from bertkit.metrics.rows import RowScore, take_values
+from bertkit.metrics.rows import WeightedScore, take_values
 from bertkit.model.checkpoint import find_weights
 from bertkit.reports.plots import Plot, Series
 from bertkit.reports.tables import Table, find_row, make_table
@@ -61,7 +61,7 @@ class TextRows:
         self.texts, self.names = examples[:], examples.space.names
         self.targets = self.strata = examples.labels
 
-    def score(self, answers: Sequence[np.ndarray], held: np.ndarray) -> Mapping[str, RowScore]:
+    def score(self, answers: Sequence[np.ndarray], held: np.ndarray) -> Mapping[str, WeightedScore]:
         """Return the scores of the logits (S, L) of some rows."""
         fixed = {"thresholds": [FIXED_THRESHOLD] * len(self.names)}
         return self.task.score(self.task.rows(np.concatenate(answers), self.examples.take(held), fixed))
@@ -116,7 +116,7 @@ class WordRows:
         tags = list(chain.from_iterable(sentence.tags for sentence in sentences))
         self.names, self.targets = np.unique(tags, return_inverse=True)  # (M,)
 
-    def score(self, answers: Sequence[Sequence[np.ndarray]], held: np.ndarray) -> Mapping[str, RowScore]:
+    def score(self, answers: Sequence[Sequence[np.ndarray]], held: np.ndarray) -> Mapping[str, WeightedScore]:
         """Return the scores of the tags of some sentences."""
         tags = [sentence.tolist() for part in answers for sentence in part]
         return self.task.score(tabulate_tags(self.examples.take(held).text, tags))
@@ -238,7 +238,7 @@ def draw_curve(data: TextRows | WordRows, sizes: Sequence[int], fit: Fit) -> np.
     return np.transpose(scores)
 
 
-def get_value(score: RowScore) -> float:
+def get_value(score: WeightedScore) -> float:
     """Return the value of a score."""
     return take_values({"": score})[""]
 

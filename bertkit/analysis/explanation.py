@@ -23,8 +23,8 @@ from bertkit.data.formats.rows import Input, Line
 from bertkit.data.long_texts import choose_cut
 from bertkit.data.spans import tokenize
 from bertkit.data.tagging import group_tokens
-from bertkit.data.tokenizer import find_form
-from bertkit.errors import explain_missing, refuse_first
+from bertkit.data.tokenizer import find_pair_template
+from bertkit.errors import explain_missing, raise_first
 from bertkit.inference.predictor import Predictor, take_rows
 from bertkit.model.onnx import OnnxModel
 from bertkit.tasks.option import TEXT_OPTIONS, list_defaults
@@ -61,7 +61,7 @@ def explain(
         ),
         f"explanations need fp32, got precision {predictor.precision!r}; give fp32": predictor.precision != "fp32",
     }
-    refuse_first(troubles)
+    raise_first(troubles)
     with explain_missing("an explanation needs captum", "explain"):
         import captum  # noqa: F401
     inputs, again = tee(take_rows(inputs))
@@ -224,7 +224,7 @@ def explain_labels(
     """
     lengths = {**list_defaults(TEXT_OPTIONS), **settings.lengths}
     words, owners = find_words(zip(("text", "text_pair"), example, strict=False), settings.tokenizer)
-    form = find_form(settings.tokenizer)
+    form = find_pair_template(settings.tokenizer)
     room = settings.max_length - form.count(len(owners))
     windows, _ = choose_cut(lengths["long"], lengths["doc_stride"])(owners, room)
     if "score" in result:

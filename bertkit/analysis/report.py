@@ -40,7 +40,7 @@ from bertkit.reports.html import draw_all, render
 from bertkit.reports.plots import LOSS, Plot, Series, list_logged, trace
 from bertkit.reports.tables import (
     INTERVAL,
-    ScoreRow,
+    ScoreLine,
     Table,
     TableCell,
     find_row,
@@ -200,7 +200,7 @@ def describe_run(source: Source, others: Mapping[Path, Sequence[Mapping[str, Any
     metrics = keep_numbers(written) if written else latest
     task, step = TASKS.get(recipe.get("task")), max((entry["step"] for entry in log), default=0)
     limits = {name for key in metrics for name in name_limits(key)}
-    rows, summary = [ScoreRow(key, key) for key in metrics if key not in limits], ""
+    rows, summary = [ScoreLine(key, key) for key in metrics if key not in limits], ""
     if task:
         rows, summary = list_shown(task.table, task.metric, metrics), task.name
         if task.metric in metrics:

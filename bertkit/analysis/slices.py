@@ -17,10 +17,10 @@ import pyarrow as pa
 
 from bertkit.metrics.intervals import Interval, find_interval
 from bertkit.metrics.ner import score_entities
-from bertkit.metrics.rows import RowScore, measure_mean, measure_numbers
+from bertkit.metrics.rows import WeightedScore, measure_mean, measure_numbers
 from bertkit.metrics.squad import measure_questions
 from bertkit.metrics.table import LABEL, PREDICTION, read_facts, read_numbers
-from bertkit.reports.tables import MISSING, ScoreRow, Table, make_table
+from bertkit.reports.tables import MISSING, ScoreLine, Table, make_table
 from bertkit.tasks.kinds import find_kind
 from bertkit.tasks.task import shorten_text
 from bertkit.training.predictions import GROUP, TOKEN_COUNT, UNKNOWN_COUNT, find_wrong, spell_answers
@@ -31,7 +31,7 @@ LENGTH_SLICES = 4  # slices by length, of about equal size
 FEW_VALUES = 12  # a column with more values gives no slices
 
 
-def tabulate_slices(rows: pa.Table, row: ScoreRow, split: str) -> Table | None:
+def tabulate_slices(rows: pa.Table, row: ScoreLine, split: str) -> Table | None:
     """Return the table of the worst slices after a line for all rows; None if there are no slices.
 
     Args:
@@ -56,20 +56,20 @@ def tabulate_slices(rows: pa.Table, row: ScoreRow, split: str) -> Table | None:
     return make_table(f"Slices, {split}, worst first", ["slice", "rows", row.head, "95 % interval"], lines)
 
 
-def choose_score(row: ScoreRow, rows: pa.Table) -> tuple[ScoreRow, RowScore]:
+def choose_score(row: ScoreLine, rows: pa.Table) -> tuple[ScoreLine, WeightedScore]:
     """Return the score that is compared between slices, and its line in a table."""
     if "strict_found" in rows.column_names:  # tags
         scores = score_entities(rows)
-        return ScoreRow("accuracy", "accuracy", unit="fraction") if "accuracy" in scores else row, scores["f1"]
+        return ScoreLine("accuracy", "accuracy", unit="fraction") if "accuracy" in scores else row, scores["f1"]
     if "f1" in rows.column_names:  # answers to questions
         return row, measure_questions(*(read_numbers(rows, name) for name in ("em", "f1")))["f1"]
     if not find_kind(rows).has_names:
-        return ScoreRow("RMSE", "rmse"), measure_numbers(*(read_numbers(rows, x) for x in (PREDICTION, LABEL)))["rmse"]
-    row = row if row.key == "accuracy" else ScoreRow("right rows", "right", unit="fraction")
+        return ScoreLine("RMSE", "rmse"), measure_numbers(*(read_numbers(rows, x) for x in (PREDICTION, LABEL)))["rmse"]
+    row = row if row.key == "accuracy" else ScoreLine("right rows", "right", unit="fraction")
     return row, measure_mean(~find_wrong(rows)[0])
 
 
-def rate_slice(score: RowScore, groups: np.ndarray) -> tuple[int, float, Interval | None]:
+def rate_slice(score: WeightedScore, groups: np.ndarray) -> tuple[int, float, Interval | None]:
     """Return the number of rows, the score, and its interval."""
     value = float(score.score(np.ones((1, len(score))))[0])
     return len(score), value, find_interval(score, groups.tolist())

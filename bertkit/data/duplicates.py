@@ -5,7 +5,7 @@ pair is another row. Equal rows are found by 64-bit hashes, so a million differe
 thirty million data sets. Nearly equal rows share at least NEAR of their different runs of five characters. MinHash
 proposes pairs, which are then compared: 95 % of those at this limit are proposed, and nearly all above 0.9.
 
-Left out: what a row's texts and answer are (`bertkit.tasks.task`), and reports (`bertkit.tasks.repeats`).
+Left out: what a row's texts and answer are (`bertkit.tasks.task`), and reports (`bertkit.tasks.equal_rows`).
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from bertkit.data.sequences import Items
-from bertkit.data.tokenizer import find_backend, find_form, find_words
+from bertkit.data.tokenizer import find_backend, find_pair_template, find_words
 from bertkit.errors import UsageError
 from bertkit.system.files import take_fingerprint
 
@@ -207,7 +207,7 @@ def encode_questions(
         max_query_length: Tokens after which a question is truncated.
         max_answer_length: Maximum length of a predicted answer, in tokens.
     """
-    form = find_form(tokenizer)
+    form = find_pair_template(tokenizer)
     if form.between != form.after:
         raise UsageError(
             "the tokenizer joins a question and its context with several special tokens, not with [SEP]; answers need "

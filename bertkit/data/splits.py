@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bertkit.errors import UsageError, refuse_first
+from bertkit.errors import UsageError, raise_first
 
 UNLABELLED = "unlabelled"  # a test split without labels
 DROP = "drop"  # a value of the option `unlabelled`: rows without a label are left out
@@ -43,7 +43,7 @@ def check_split_options(options: Mapping[str, Any]) -> None:
         ),
         f"unknown unlabelled {unlabelled!r} in [data]; expected error or {DROP}": unlabelled not in ("error", DROP),
     }
-    refuse_first(troubles)
+    raise_first(troubles)
 
 
 def divide_train(

@@ -289,7 +289,7 @@ def _load_directory(directory: Path, source: str, cased: bool | None, report: Re
             _check_tokens(tokens, source, [token for token in needed.values() if token and token not in added])
         _complete(tokenizer)
         find_words(tokenizer).encode([UNKNOWN], np.int64)  # fails if the unknown token is not in the vocabulary
-        find_form(tokenizer)
+        find_pair_template(tokenizer)
     except UsageError:
         raise
     except Exception as error:  # tokenizers raises a plain Exception
@@ -373,7 +373,7 @@ def _guess_cased(tokens: Iterable[str], source: str, report: Report) -> bool:
 
 
 WORDS_REMEMBERED = 1 << 18  # entries of the cache; about 50 MB
-_WORDS: WeakKeyDictionary[Any, tuple[int, "Words"]] = WeakKeyDictionary()
+_WORDS: WeakKeyDictionary[Any, tuple[int, "CachedTokenizer"]] = WeakKeyDictionary()
 
 
 def copy_backend(tokenizer: Any) -> Any:
@@ -418,7 +418,7 @@ def find_backend(tokenizer: Any, use: str) -> Any:
     return find_words(tokenizer).backend
 
 
-class Form(NamedTuple):
+class PairTemplate(NamedTuple):
     """How a tokenizer joins texts: the ids before, between and after them, and the token type of the second text."""
 
     before: list[int]
@@ -431,12 +431,12 @@ class Form(NamedTuple):
         return len(self.before) + len(self.after) + len(self.between) * (texts - 1)
 
 
-def find_form(tokenizer: Any) -> Form:
+def find_pair_template(tokenizer: Any) -> PairTemplate:
     """Return the form of a pair; for BERT [CLS], [SEP], [SEP] and 1, for others as their tokenizer.json says."""
     has_types = "token_type_ids" in tokenizer.model_input_names  # else plain transformers passes zeros
     cls, sep = [tokenizer.cls_token_id], [tokenizer.sep_token_id]
     if not tokenizer.is_fast:
-        return Form(cls, sep, sep, int(has_types))
+        return PairTemplate(cls, sep, sep, int(has_types))
     backend = find_words(tokenizer).backend
     alone, found = backend.encode("a").ids, backend.encode("a", "b")
     owners = found.sequence_ids
@@ -448,19 +448,19 @@ def find_form(tokenizer: Any) -> Form:
         raise UsageError(
             "the tokenizer does not write a text as [CLS] text [SEP], which BERT reads; correct its tokenizer.json"
         )
-    return Form(ids[:first], [ids[index] for index in between], ids[after:], types[second] if has_types else 0)
+    return PairTemplate(ids[:first], [ids[index] for index in between], ids[after:], types[second] if has_types else 0)
 
 
-def find_words(tokenizer: Any) -> "Words":
-    """Return the `Words` of a tokenizer, made once as long as no tokens are added: a copy takes up to 20 ms."""
+def find_words(tokenizer: Any) -> "CachedTokenizer":
+    """Return the cache of a tokenizer, made once as long as no tokens are added: a copy takes up to 20 ms."""
     size, words = _WORDS.get(tokenizer, (None, None))
     if size != len(tokenizer):
-        words = Words(copy_backend(tokenizer))
+        words = CachedTokenizer(copy_backend(tokenizer))
         _WORDS[tokenizer] = len(tokenizer), words
     return words
 
 
-class Words:
+class CachedTokenizer:
     """A tokenizer with a cache of words: most words occur again, and a lookup costs a fifth of tokenizing.
 
     Words are separated by spaces. This is exact, because nothing in BERT's normalizer and pre-tokenizer reaches across

@@ -20,7 +20,7 @@ from bertkit.data.sequences import IGNORED, batch_by_length
 from bertkit.data.splits import DROP, UNLABELLED
 from bertkit.errors import UsageError, explain_refusal, pluralize
 from bertkit.inference.predictor import Predictor, find_export
-from bertkit.metrics.calibration import temper
+from bertkit.metrics.calibration import scale_logits
 from bertkit.metrics.classification import FIXED_THRESHOLD
 from bertkit.metrics.ner import score_types
 from bertkit.metrics.table import LABEL, find_decided, read_facts
@@ -37,10 +37,10 @@ from bertkit.reports.tables import (
 from bertkit.system.files import atomic_open
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
+from bertkit.tasks.equal_rows import check_rows
 from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.kinds import LABEL_KINDS, find_kind
 from bertkit.tasks.prediction import compute, limit_batch
-from bertkit.tasks.repeats import check_rows
 from bertkit.tasks.task import CHOSEN_ON_DEV, PredictionSettings, Task
 from bertkit.tasks.text import CLASSIFICATION
 from bertkit.training.predictions import MISTAKES, find_mistakes, format_table, join_rows, read_table
@@ -158,7 +158,7 @@ def summarize(task: Task, model: Any, data: Any, precision: str = "fp32") -> np.
     for numbers in batch_by_length(lengths, limit_batch(model.device)):
         batch = task.collate(data.__getitems__(numbers.tolist()))
         outputs, batch = compute(task, model, batch, precision)
-        summaries = temper(task.summarize(outputs, batch).cpu().numpy(), model.config.temperature)
+        summaries = scale_logits(task.summarize(outputs, batch).cpu().numpy(), model.config.temperature)
         for number, summary in zip(numbers.tolist(), summaries, strict=True):
             found[number] = summary
     sizes = np.array([summary.shape for summary in found])

@@ -22,7 +22,7 @@ from bertkit.errors import UsageError, explain_disk_error
 from bertkit.inference.evaluate import ScoredModel, open_scored, read_own, summarize
 from bertkit.inference.predictor import EXPORT_FILE, Predictor, find_export
 from bertkit.metrics.intervals import compare_methods
-from bertkit.metrics.rows import RowScore
+from bertkit.metrics.rows import WeightedScore
 from bertkit.model.checkpoint import find_file
 from bertkit.model.config import BertConfig
 from bertkit.model.onnx import (
@@ -279,7 +279,7 @@ class Dev:
     data: Any
     groups: Sequence[Hashable]
 
-    def rate(self, model: Any) -> RowScore:
+    def rate(self, model: Any) -> WeightedScore:
         """Return the task's score of a model as a function of the weights of these rows."""
         task, summaries = self.scored.task, summarize(self.scored.task, model, self.data)
         return task.score(task.rows(summaries, self.data, self.scored.decided))[task.metric]
@@ -306,7 +306,7 @@ def export_int8(dev: Dev, model: Any, exact: Path, output: Path, report: Report 
     return found | {name: round(number, 4) for name, number in numbers.items()}
 
 
-def rate_points(score: RowScore) -> float:
+def rate_points(score: WeightedScore) -> float:
     """Return a score in points, to four decimals."""
     return round(score.points * float(score.score(np.ones((1, len(score))))[0]), 4)
 

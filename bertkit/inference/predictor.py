@@ -18,14 +18,14 @@ import numpy as np
 import pyarrow as pa
 
 import bertkit
+from bertkit.data.formats.dataframes import list_rows
 from bertkit.data.formats.line import make_text
-from bertkit.data.formats.memory import list_rows
 from bertkit.data.formats.rows import Input, Line
 from bertkit.data.formats.writer import write_rows
 from bertkit.data.labels import PAIR_NAMES
 from bertkit.data.long_texts import LONG
 from bertkit.data.tokenizer import load_tokenizer
-from bertkit.errors import UsageError, explain_disk_error, list_some, pluralize, refuse_first
+from bertkit.errors import UsageError, explain_disk_error, list_some, pluralize, raise_first
 from bertkit.inference.batching import cut_into_chunks
 from bertkit.inference.tables import WRITERS, Row, format_for_pipeline, write_joined
 from bertkit.metrics.calibration import find_limit
@@ -266,7 +266,7 @@ class Predictor:
                 is_table and not self.columns
             ),
         }
-        refuse_first(troubles)
+        raise_first(troubles)
 
     def write(
         self,

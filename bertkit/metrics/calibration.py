@@ -1,6 +1,6 @@
 """Calibration of a classifier: errors of its probabilities, one temperature, and label sets by conformal prediction.
 
-`temper` alone applies a temperature: logits that have passed it give calibrated probabilities, and the
+`scale_logits` alone applies a temperature: logits that have passed it give calibrated probabilities, and the
 same labels. The temperature is that of Guo et al. (2017, "On Calibration of Modern Neural Networks", ICML).
 
 Label sets are split conformal, with the score of LAC (Sadinle, Lei and Wasserman 2019, "Least Ambiguous Set-Valued
@@ -20,7 +20,7 @@ from dataclasses import replace
 import numpy as np
 
 from bertkit.errors import UsageError
-from bertkit.metrics.rows import RowScore, measure_gaps, measure_mean
+from bertkit.metrics.rows import WeightedScore, measure_gaps, measure_mean
 
 BINS = 15  # of equal width; a bin includes its upper edge
 EDGES = np.linspace(0, 1, BINS + 1)[1:-1]  # between bins
@@ -33,7 +33,7 @@ ROUNDING = 1e-9  # in products of a coverage and a number of rows
 # --- Probabilities ----------------------------------------------------------------------------------------------------
 
 
-def temper(logits: np.ndarray, temperature: float | None) -> np.ndarray:
+def scale_logits(logits: np.ndarray, temperature: float | None) -> np.ndarray:
     """Return logits divided by a temperature; None leaves them unchanged.
 
     The quotients are float64, so that different logits of a model stay different and the likeliest label the same.
@@ -65,7 +65,7 @@ def choose_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
     parts, gains = np.arange(len(labels)) % FOLDS, np.zeros(len(labels))
     for part in range(min(FOLDS, len(labels))):
         here, others = parts == part, parts != part
-        tempered = temper(logits[here], fit_temperature(logits[others], labels[others]))
+        tempered = scale_logits(logits[here], fit_temperature(logits[others], labels[others]))
         gains[here] = measure_losses(logits[here], labels[here]) - measure_losses(tempered, labels[here])
     holds = gains.mean() > gains.std() / math.sqrt(len(gains))
     return fit_temperature(logits, labels) if holds else 1.0
@@ -104,7 +104,7 @@ def measure_losses(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
 # --- Errors of probabilities ------------------------------------------------------------------------------------------
 
 
-def measure_calibration(probabilities: np.ndarray, labels: np.ndarray) -> dict[str, RowScore]:
+def measure_calibration(probabilities: np.ndarray, labels: np.ndarray) -> dict[str, WeightedScore]:
     """Return `ece`, the expected calibration error, and `brier`, the Brier score, both from 0 to 1.
 
     The calibration error compares the highest probability of each row with how often it is right, in BINS bins: the

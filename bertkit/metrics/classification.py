@@ -7,14 +7,21 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bertkit.metrics.rows import RowScore, measure_classes, measure_counts, measure_label, measure_mean, measure_ranking
+from bertkit.metrics.rows import (
+    WeightedScore,
+    measure_classes,
+    measure_counts,
+    measure_label,
+    measure_mean,
+    measure_ranking,
+)
 
 FIXED_THRESHOLD = 0.5  # the probability above which a label is predicted unless thresholds are tuned
 
 
 def score_classes(
     predictions: np.ndarray, labels: np.ndarray, names: Sequence[str], probabilities: np.ndarray | None = None
-) -> dict[str, RowScore]:
+) -> dict[str, WeightedScore]:
     """Return the scores of a classifier that predicts one class for each row.
 
     Classes that are neither predicted nor correct anywhere do not enter macro averages. `roc_auc` and
@@ -43,7 +50,7 @@ def score_classes(
 
 def score_labels(
     predicted: np.ndarray, correct: np.ndarray, names: Sequence[str], probabilities: np.ndarray | None = None
-) -> dict[str, RowScore]:
+) -> dict[str, WeightedScore]:
     """Return the scores of a classifier that predicts each label independently.
 
     `roc_auc` and `average_precision` are macro averages over labels for which they are defined, and are left out if
@@ -112,7 +119,7 @@ def name_each(key: str, names: Sequence[str], values: Sequence[float]) -> dict[s
     return {f"{key}_{name}": value for name, value in zip(names, values, strict=True)}
 
 
-def _measure_each(predictions: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> dict[str, RowScore]:
+def _measure_each(predictions: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> dict[str, WeightedScore]:
     """Return precision, recall and F1 of each class or label as functions of the weights of the rows."""
     columns = zip(names, predictions.T, labels.T, strict=True)
     return {f"{key}_{name}": score for name, *column in columns for key, score in measure_label(*column).items()}

@@ -28,7 +28,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import binomtest, norm, t
 
-from bertkit.metrics.rows import RANKING_RATES, RowScore
+from bertkit.metrics.rows import RANKING_RATES, WeightedScore
 
 LEVEL = 0.95  # of intervals; half of the rest is beyond each limit
 OUTSIDE = (1 - LEVEL) / 2
@@ -72,7 +72,7 @@ class Contrast:
     seed_error: float | None = None
 
 
-def find_interval(score: RowScore, groups: Sequence[Hashable] | None = None, seed: int = 0) -> Interval | None:
+def find_interval(score: WeightedScore, groups: Sequence[Hashable] | None = None, seed: int = 0) -> Interval | None:
     """Return the 95 % interval of a model's score: its range over other rows of the same source.
 
     The calibration error has none, nor has a score of too many rows and labels, nor one that is the same in every
@@ -96,7 +96,7 @@ def find_interval(score: RowScore, groups: Sequence[Hashable] | None = None, see
     return find_share_interval(count, count, best) if abs(sampled[0] - best) <= LEAST_SPREAD else None
 
 
-def limit_samples(score: RowScore) -> int:
+def limit_samples(score: WeightedScore) -> int:
     """Return the most samples for the interval of a score: fewer for one of many rows and labels, or none."""
     if score.rows.ndim < 3:  # one value a row
         return BOOTSTRAP_SAMPLES
@@ -111,8 +111,8 @@ def find_share_interval(right: int, counted: int, scale: float) -> Interval:
 
 
 def compare_methods(
-    firsts: Sequence[RowScore],
-    seconds: Sequence[RowScore],
+    firsts: Sequence[WeightedScore],
+    seconds: Sequence[WeightedScore],
     groups: Sequence[Hashable] | None = None,
     seed: int = 0,
 ) -> Contrast:
@@ -168,7 +168,7 @@ class Units:
         numbers: (S,) the number of each row's group, if rows cannot be added up; else None.
     """
 
-    scores: Sequence[RowScore]
+    scores: Sequence[WeightedScore]
     counts: np.ndarray
     numbers: np.ndarray | None = None
 
@@ -177,7 +177,7 @@ class Units:
         return weights if self.numbers is None else weights.take(self.numbers, axis=1)
 
 
-def gather_units(scores: Sequence[RowScore], groups: Sequence[Hashable] | None) -> Units:
+def gather_units(scores: Sequence[WeightedScore], groups: Sequence[Hashable] | None) -> Units:
     """Return what is drawn of the rows of some scores: groups of rows, or the rows."""
     if groups is not None and len(distinct := dict.fromkeys(groups)) < len(groups):
         if not all(score.is_additive for score in scores):
@@ -199,7 +199,7 @@ def draw_weights(units: Units, seed: int, most: int = BOOTSTRAP_SAMPLES) -> Iter
         yield units.spread(rng.standard_gamma(counts, (min(size, samples - start), len(counts))))
 
 
-def rate_runs(scores: Sequence[RowScore], weights: np.ndarray) -> np.ndarray:
+def rate_runs(scores: Sequence[WeightedScore], weights: np.ndarray) -> np.ndarray:
     """Return (M, R) the points of each run with each of the weights (R, U)."""
     return np.stack([score.points * score.score(weights) for score in scores])
 

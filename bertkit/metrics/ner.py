@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from bertkit.data.tags import WORDS
-from bertkit.metrics.rows import RowScore, measure_counts, take_values
+from bertkit.metrics.rows import WeightedScore, measure_counts, take_values
 from bertkit.metrics.table import read_facts, read_numbers
 
 Entity = tuple[int, int, str]  # first word, end, type
@@ -72,13 +72,13 @@ def count_kinds(entities: Collection[Entity]) -> Counter[str]:
     return Counter(kind for *_, kind in entities)
 
 
-def measure_entities(right: np.ndarray, found: np.ndarray, wanted: np.ndarray) -> dict[str, RowScore]:
+def measure_entities(right: np.ndarray, found: np.ndarray, wanted: np.ndarray) -> dict[str, WeightedScore]:
     """Return `precision`, `recall` and `f1` from the counts of each sentence, (S,) each."""
     columns = [counts[:, None] for counts in (right, found, wanted)]
     return {name: measure_counts(*columns, name) for name in ("precision", "recall", "f1")}
 
 
-def score_entities(rows: pa.Table) -> dict[str, RowScore]:
+def score_entities(rows: pa.Table) -> dict[str, WeightedScore]:
     """Return `precision`, `recall`, `f1`, and these as `strict_…`; or of words `accuracy`, `macro_f1` and `f1`."""
     counts = sum_types(rows)
     scores = measure_entities(*counts)

@@ -12,7 +12,7 @@ import numpy as np
 
 
 @dataclass(frozen=True, eq=False)
-class RowScore:
+class WeightedScore:
     """A score of a model on some rows.
 
     Attributes:
@@ -53,11 +53,11 @@ class RowScore:
             return _divide(2 * right, found + wanted, 1.0)  # neither predicted nor correct: right
         return self.rows[:, 0]
 
-    def take(self, numbers: np.ndarray) -> "RowScore":
+    def take(self, numbers: np.ndarray) -> "WeightedScore":
         """Return the same score of some of the rows."""
         return replace(self, rows=self.rows[numbers])
 
-    def join(self, groups: Sequence[Hashable]) -> "RowScore":
+    def join(self, groups: Sequence[Hashable]) -> "WeightedScore":
         """Return the same score with a row for each group (S,).
 
         A score that is not additive, such as a correlation, is returned as it is.
@@ -70,10 +70,10 @@ class RowScore:
         return replace(self, rows=rows)
 
 
-def take_values(measured: Mapping[str, RowScore | float]) -> dict[str, float]:
+def take_values(measured: Mapping[str, WeightedScore | float]) -> dict[str, float]:
     """Return the values of scores, those at weights of 1; a number, such as a count, is its own value."""
     return {
-        name: float(score.score(np.ones((1, len(score))))[0]) if isinstance(score, RowScore) else score
+        name: float(score.score(np.ones((1, len(score))))[0]) if isinstance(score, WeightedScore) else score
         for name, score in measured.items()
     }
 
@@ -81,12 +81,12 @@ def take_values(measured: Mapping[str, RowScore | float]) -> dict[str, float]:
 # --- Means ------------------------------------------------------------------------------------------------------------
 
 
-def measure_mean(values: np.ndarray, counted: np.ndarray | None = None, percent: bool = False) -> RowScore:
+def measure_mean(values: np.ndarray, counted: np.ndarray | None = None, percent: bool = False) -> WeightedScore:
     """Return the mean of values (S,) from 0 to 1 over the rows where `counted` (S,); None: over all."""
     counted = np.ones(len(values)) if counted is None else counted.astype(np.float64)
     rows = np.stack([values * counted, counted], axis=1)  # (S, 2)
     rate, points = ("percentage", 1.0) if percent else ("mean", 100.0)
-    return RowScore(rows, rate, points)
+    return WeightedScore(rows, rate, points)
 
 
 def _rate_mean(rows: np.ndarray, weights: np.ndarray, scale: float) -> np.ndarray:
@@ -94,9 +94,9 @@ def _rate_mean(rows: np.ndarray, weights: np.ndarray, scale: float) -> np.ndarra
     return _divide(scale * sums[:, 0], sums[:, 1])
 
 
-def measure_gaps(gaps: np.ndarray) -> RowScore:
+def measure_gaps(gaps: np.ndarray) -> WeightedScore:
     """Return the sum over K columns of the absolute mean of gaps (S, K) from -1 to 1."""
-    return RowScore(np.append(gaps, np.ones((len(gaps), 1)), axis=1), "gaps")  # (S, K + 1)
+    return WeightedScore(np.append(gaps, np.ones((len(gaps), 1)), axis=1), "gaps")  # (S, K + 1)
 
 
 def _rate_gaps(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -107,7 +107,7 @@ def _rate_gaps(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
 # --- Counts: how often each label is right, predicted and correct -----------------------------------------------------
 
 
-def measure_counts(right: np.ndarray, found: np.ndarray, wanted: np.ndarray, score: str) -> RowScore:
+def measure_counts(right: np.ndarray, found: np.ndarray, wanted: np.ndarray, score: str) -> WeightedScore:
     """Return one of COUNT_SCORES.
 
     Args:
@@ -115,10 +115,10 @@ def measure_counts(right: np.ndarray, found: np.ndarray, wanted: np.ndarray, sco
         found: (S, L) how often it is predicted.
         wanted: (S, L) how often it is correct.
     """
-    return RowScore(np.stack([right, found, wanted], axis=1).astype(np.float64), score)  # (S, 3, L)
+    return WeightedScore(np.stack([right, found, wanted], axis=1).astype(np.float64), score)  # (S, 3, L)
 
 
-def measure_classes(predictions: np.ndarray, references: np.ndarray, classes: int) -> dict[str, RowScore]:
+def measure_classes(predictions: np.ndarray, references: np.ndarray, classes: int) -> dict[str, WeightedScore]:
     """Return `macro_f1`, `weighted_f1` and `matthews_correlation` of classes, from predictions and references (S,).
 
     A prediction that is none of the classes is wrong, and no class of its own.
@@ -128,7 +128,7 @@ def measure_classes(predictions: np.ndarray, references: np.ndarray, classes: in
     return {name: measure_counts(found * wanted, found, wanted, name) for name in names}
 
 
-def measure_label(found: np.ndarray, wanted: np.ndarray) -> dict[str, RowScore]:
+def measure_label(found: np.ndarray, wanted: np.ndarray) -> dict[str, WeightedScore]:
     """Return `precision`, `recall` and `f1` of one label that is predicted (S,) and correct (S,) for some rows."""
     rows = (found & wanted)[:, None], found[:, None], wanted[:, None]
     return {name: measure_counts(*rows, name) for name in ("precision", "recall", "f1")}
@@ -163,10 +163,10 @@ def _rate_counts(rows: np.ndarray, weights: np.ndarray, score: str) -> np.ndarra
 # --- Numbers ----------------------------------------------------------------------------------------------------------
 
 
-def measure_numbers(values: np.ndarray, labels: np.ndarray) -> dict[str, RowScore]:
+def measure_numbers(values: np.ndarray, labels: np.ndarray) -> dict[str, WeightedScore]:
     """Return `pearson`, `spearmanr`, `rmse` and `r2` of values (S,) against labels (S,)."""
     rows = np.stack([values, labels], axis=1).astype(np.float64)  # (S, 2)
-    return {name: RowScore(rows, name, 1.0 if name in ("rmse", "r2") else 100.0) for name in NUMBER_RATES}
+    return {name: WeightedScore(rows, name, 1.0 if name in ("rmse", "r2") else 100.0) for name in NUMBER_RATES}
 
 
 def _rate_pearson(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -207,7 +207,7 @@ def _correlate(values: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> n
 # --- Rankings ---------------------------------------------------------------------------------------------------------
 
 
-def measure_ranking(scores: np.ndarray, labels: np.ndarray) -> dict[str, RowScore]:
+def measure_ranking(scores: np.ndarray, labels: np.ndarray) -> dict[str, WeightedScore]:
     """Return `roc_auc` and `average_precision`, means over the labels where they are defined, if there are any.
 
     Args:
@@ -217,7 +217,7 @@ def measure_ranking(scores: np.ndarray, labels: np.ndarray) -> dict[str, RowScor
     rows = np.stack([scores, labels], axis=1).astype(np.float64)  # (S, 2, L)
     positives, negatives = labels.any(axis=0), ~labels.all(axis=0)
     defined = {"roc_auc": positives & negatives, "average_precision": positives}
-    return {name: RowScore(rows, name) for name, found in defined.items() if found.any()}
+    return {name: WeightedScore(rows, name) for name, found in defined.items() if found.any()}
 
 
 def _rate_ranking(rows: np.ndarray, weights: np.ndarray, rate: Callable[..., np.ndarray]) -> np.ndarray:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from bertkit.errors import UsageError
-from bertkit.metrics.rows import RowScore, measure_mean, take_values
+from bertkit.metrics.rows import WeightedScore, measure_mean, take_values
 
 PUNCTUATION = re.compile(f"[{re.escape(string.punctuation)}]+")  # ASCII only: “ and – stay, as in the official scripts
 ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -142,7 +142,7 @@ def score_squad2(
 
 def measure_questions(
     exact: ArrayLike, f1: ArrayLike, answerable: Sequence[bool] | None = None
-) -> dict[str, RowScore | float]:
+) -> dict[str, WeightedScore | float]:
     """Return the scores in percent of some questions, with the names of the official scripts, and their counts.
 
     Args:
@@ -154,7 +154,7 @@ def measure_questions(
     if answerable is None:
         return {"exact_match": measure_mean(exact, percent=True), "f1": measure_mean(f1, percent=True)}
     has_answer = np.asarray(answerable, bool)
-    found: dict[str, RowScore | float] = {}
+    found: dict[str, WeightedScore | float] = {}
     for prefix, chosen in (("", np.ones_like(has_answer)), ("HasAns_", has_answer), ("NoAns_", ~has_answer)):
         if chosen.any():
             found[f"{prefix}exact"] = measure_mean(exact, chosen, percent=True)

@@ -11,13 +11,13 @@ from typing import IO, Any
 
 import numpy as np
 
-from bertkit.reports.tables import ScoreRow, Table, TableCell, split_number
+from bertkit.reports.tables import ScoreLine, Table, TableCell, split_number
 from bertkit.system.files import atomic_open
 from bertkit.system.progress import is_notebook
 
 SIZE = (4.6, 3.6)  # of a plot, in inches
 DPI = 130
-LOSS = ScoreRow("loss", "loss")
+LOSS = ScoreLine("loss", "loss")
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ def draw_square(axis: Any, x: int, y: int, cell: TableCell) -> None:
 
 
 def plot_log(
-    log: Sequence[Mapping[str, float]], rows: Sequence[ScoreRow], metrics: Mapping[str, Any], path: Path
+    log: Sequence[Mapping[str, float]], rows: Sequence[ScoreLine], metrics: Mapping[str, Any], path: Path
 ) -> None:
     """Draw one plot per row of the task's table: the score in training and on held-out data, and its baselines.
 
@@ -201,13 +201,13 @@ def plot_log(
     save_plots([trace(log, row, metrics) for row in rows], path)
 
 
-def list_logged(log: Sequence[Mapping[str, float]], rows: Iterable[ScoreRow]) -> list[ScoreRow]:
+def list_logged(log: Sequence[Mapping[str, float]], rows: Iterable[ScoreLine]) -> list[ScoreLine]:
     """Return the rows that were logged: scores on held-out data, and the loss in training."""
     keys = {key for entry in log for key in entry}
     return [row for row in rows if (row.key if row is LOSS else f"eval_{row.key}") in keys]
 
 
-def trace(log: Sequence[Mapping[str, float]], row: ScoreRow, metrics: Mapping[str, Any]) -> Plot:
+def trace(log: Sequence[Mapping[str, float]], row: ScoreLine, metrics: Mapping[str, Any]) -> Plot:
     """Return the plot of a logged score, with a curve for training and one for held-out data."""
     series = []
     for key, name, style in ((row.key, "training", "C0-"), (f"eval_{row.key}", "held out", "C1o-")):

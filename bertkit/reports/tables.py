@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 
 @dataclass(frozen=True)
-class ScoreRow:
+class ScoreLine:
     """One line of a run's final table of scores.
 
     Attributes:
@@ -107,12 +107,12 @@ def make_table(caption: str, heads: Iterable[str], lines: Iterable[Iterable[str 
     return Table(caption, tuple(heads), tuple(map(tuple, rows)), kind)
 
 
-def find_row(table: Iterable[ScoreRow], key: str) -> ScoreRow:
+def find_row(table: Iterable[ScoreLine], key: str) -> ScoreLine:
     """Return the line of a table with this score."""
-    return next((row for row in table if row.key == key), ScoreRow(key, key))
+    return next((row for row in table if row.key == key), ScoreLine(key, key))
 
 
-def list_shown(table: Sequence[ScoreRow], metric: str, metrics: Mapping[str, Any]) -> list[ScoreRow]:
+def list_shown(table: Sequence[ScoreLine], metric: str, metrics: Mapping[str, Any]) -> list[ScoreLine]:
     """Return the lines of a table that there are scores for, the metric's among them, with known baselines.
 
     Those of a person's own data have no published scores.
@@ -126,7 +126,7 @@ def list_shown(table: Sequence[ScoreRow], metric: str, metrics: Mapping[str, Any
 
 
 def tabulate_scores(
-    rows: Sequence[ScoreRow], metrics: Mapping[str, float], label: str, others: Sequence[Mapping[str, Any]] = ()
+    rows: Sequence[ScoreLine], metrics: Mapping[str, float], label: str, others: Sequence[Mapping[str, Any]] = ()
 ) -> Table:
     """Return the table of a run's scores, in the column `label`.
 
@@ -137,10 +137,10 @@ def tabulate_scores(
         others: The metrics of the runs with all seeds, this run included.
     """
 
-    def show(row: ScoreRow, key: str) -> list[tuple[str, str]]:
+    def show(row: ScoreLine, key: str) -> list[tuple[str, str]]:
         return [(row.show(metrics[key]), "")] if key in metrics else []
 
-    columns: dict[str, Callable[[ScoreRow], list[tuple[str, str]]]] = {
+    columns: dict[str, Callable[[ScoreLine], list[tuple[str, str]]]] = {
         "baseline": lambda row: [(row.show(metrics[key]), words) for words, key in row.baselines.items()],
         "before training": lambda row: show(row, f"start_{row.key}"),
         label: lambda row: show(row, row.key),
@@ -206,7 +206,7 @@ def name_limits(key: str) -> tuple[str, str]:
     return f"{key}_low", f"{key}_high"
 
 
-def show_spread(row: ScoreRow, runs: Sequence[Mapping[str, Any]]) -> str:
+def show_spread(row: ScoreLine, runs: Sequence[Mapping[str, Any]]) -> str:
     """Return `mean ± sd (n)` of a score over runs."""
     values = [scores[row.key] for scores in runs if row.key in scores]
     if not values:

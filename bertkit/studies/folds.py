@@ -19,7 +19,7 @@ from bertkit.data.formats.writer import name_apart, write_rows
 from bertkit.errors import UsageError
 from bertkit.metrics.table import LABEL, make_rows, read_facts
 from bertkit.reports.tables import Table, list_shown, make_table
-from bertkit.studies.start import RunJob
+from bertkit.studies.run_processes import RunJob
 from bertkit.system.files import atomic_open, write_json
 from bertkit.system.progress import ignore
 from bertkit.tasks import TASKS

@@ -10,8 +10,8 @@ from typing import Any
 from bertkit.errors import UsageError
 from bertkit.reports.tables import OWN_DATA, find_row
 from bertkit.studies.cells import Cell, Pretraining
+from bertkit.studies.run_processes import RunJob, State
 from bertkit.studies.spec import PRETRAIN, Column, Study, define
-from bertkit.studies.start import RunJob, State
 from bertkit.tasks import TASKS
 from bertkit.training.run_dir import METRICS_FILE, STUDY_RESULT, find_finished, read_metrics
 

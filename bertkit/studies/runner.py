@@ -26,8 +26,8 @@ from bertkit.studies.cells import Cell, Pretraining, list_cells, list_pretrainin
 from bertkit.studies.folds import check_folds
 from bertkit.studies.plots import plot_curve, plot_heatmap
 from bertkit.studies.results import choose, describe_score, find_states, group_cells, judge, list_scores, summarize
+from bertkit.studies.run_processes import RunJob, Runs, State, drop_checkpoints, drop_weights, share_gpus
 from bertkit.studies.spec import CURVE, HARDWARE, PICTURE, PRETRAIN, STUDY_FILE, TABLE, Study, define, make_study
-from bertkit.studies.start import RunJob, Runs, State, drop_checkpoints, drop_weights, share_gpus
 from bertkit.studies.tables import describe_size, write_table
 from bertkit.system.cluster import Command, Remote, count_processes, join_cluster, read_workers, start_command
 from bertkit.system.differences import refuse_other

@@ -26,8 +26,8 @@ import torch
 from bertkit.errors import UsageError, explain_disk_error, explain_missing, explain_refusal, pluralize
 from bertkit.reports.tables import find_row
 from bertkit.studies.results import judge
+from bertkit.studies.run_processes import RunJob, Runs, State, drop_checkpoints, drop_weights
 from bertkit.studies.spec import check_searchable, set_axis
-from bertkit.studies.start import RunJob, Runs, State, drop_checkpoints, drop_weights
 from bertkit.studies.tables import show_value
 from bertkit.system.cluster import Command, count_processes, start_command
 from bertkit.system.differences import refuse_other

@@ -54,7 +54,7 @@ import msgspec
 from msgspec.structs import replace
 
 from bertkit.errors import UsageError, locate_refusal
-from bertkit.reports.tables import ScoreRow, find_row
+from bertkit.reports.tables import ScoreLine, find_row
 from bertkit.studies.tables import AVERAGE
 from bertkit.system.differences import LONGEST_NAME, expand_recipe, show_toml
 from bertkit.tasks import TASKS
@@ -86,7 +86,7 @@ class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.metric or "score"
 
     @property
-    def row(self) -> ScoreRow:
+    def row(self) -> ScoreLine:
         """Return the score row that formats the column's values."""
         return find_row(TASKS[self.task].table, self.metric or TASKS[self.task].metric)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from bertkit.errors import pluralize
 from bertkit.reports.markdown import format_table
-from bertkit.reports.tables import MISSING, ScoreRow, Table, TableCell, make_table, name_limits
+from bertkit.reports.tables import MISSING, ScoreLine, Table, TableCell, make_table, name_limits
 from bertkit.tasks.task import CHOSEN_ON_DEV
 
 AVERAGE = "Average"  # the heading of the column that is a mean of others
@@ -169,10 +169,10 @@ def show_value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def find_row(study: Mapping[str, Any], name: str) -> ScoreRow:
+def find_row(study: Mapping[str, Any], name: str) -> ScoreLine:
     """Return the score row that formats a column's scores; pretrainings have no column and an empty score row."""
     column = study["columns"].get(name) or {"name": "", "metric": "", "unit": "", "published": {}}
-    return ScoreRow(column["name"], column["metric"], unit=column["unit"], paper=column["published"])
+    return ScoreLine(column["name"], column["metric"], unit=column["unit"], paper=column["published"])
 
 
 def head_column(study: Mapping[str, Any], name: str) -> str:
@@ -180,12 +180,12 @@ def head_column(study: Mapping[str, Any], name: str) -> str:
     return f"{name}: {find_row(study, name).head}" if name and study["columns"][name]["short"] else name
 
 
-def show_score(row: ScoreRow, value: float | None) -> str:
+def show_score(row: ScoreLine, value: float | None) -> str:
     """Format a value as tables show it, or MISSING without one."""
     return MISSING if value is None else row.show(value)
 
 
-def show_mean(row: ScoreRow, cell: Mapping[str, Any]) -> str:
+def show_mean(row: ScoreLine, cell: Mapping[str, Any]) -> str:
     """Format a cell's `mean ± sd (n)`; without a mean it says whether runs failed."""
     if cell["mean"] is None:
         return "failed" if cell["failed"] else MISSING
@@ -252,7 +252,7 @@ def list_published(name: str, values: Mapping[str, float], heads: Sequence[str])
 
 
 def average(
-    rows: Mapping[str, ScoreRow], found: Mapping[str, tuple[Mapping[str, Any], Any]], names: Sequence[str]
+    rows: Mapping[str, ScoreLine], found: Mapping[str, tuple[Mapping[str, Any], Any]], names: Sequence[str]
 ) -> str:
     """Return the average of the named columns' means in percent."""
     means = [rows[name].scale(found[name][0]["mean"]) for name in names if name in found and found[name][0]["n"]]
@@ -284,7 +284,7 @@ def list_columns(study: Mapping[str, Any]) -> list[tuple[str, str]]:
 def tabulate_pretrainings(study: Mapping[str, Any], find_link: Callable[[str], str] = lambda directory: "") -> Table:
     """Return the table of the pretrainings' own scores on held-out text, with the links that `find_link` returns."""
     scores = [score for origin in study["pretrainings"] for score in origin["scores"]]
-    columns = {score["name"]: ScoreRow(score["name"], "", unit=score["unit"]) for score in scores}
+    columns = {score["name"]: ScoreLine(score["name"], "", unit=score["unit"]) for score in scores}
     lines = []
     for origin in study["pretrainings"]:
         values = {score["name"]: score["value"] for score in origin["scores"]}

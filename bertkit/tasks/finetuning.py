@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from bertkit.data.sequences import pad, pad_choices
 from bertkit.data.splits import UNLABELLED
 from bertkit.data.tokenizer import load_tokenizer
-from bertkit.errors import refuse_first
-from bertkit.reports.tables import OWN_DATA, ScoreRow, list_shown, name_limits
+from bertkit.errors import raise_first
+from bertkit.reports.tables import OWN_DATA, ScoreLine, list_shown, name_limits
 from bertkit.system.progress import Report
 from bertkit.tasks.option import list_defaults
 from bertkit.tasks.task import BERT_TRAIN, Task
@@ -27,8 +27,8 @@ TRAIN = BERT_TRAIN | {  # A.3; batch size, learning rate and epochs are set by e
     "logging_steps": 0.01,  # a share of all updates
 }
 CALIBRATION_ROWS = (  # of every classifier, see `bertkit.metrics.calibration.measure_calibration`
-    ScoreRow("calibration error", "ece", {}, "fraction"),
-    ScoreRow("Brier score", "brier"),
+    ScoreLine("calibration error", "ece", {}, "fraction"),
+    ScoreLine("Brier score", "brier"),
 )
 BASELINES = {"tfidf": "TF-IDF", "frozen": "frozen vectors", "words": "words alone"}
 BEST_BASELINE = "best_baseline"  # in metrics.json: its name
@@ -83,7 +83,7 @@ class FineTuningTask(Task):
             f"[[phase]] is for pretraining; remove it from a recipe for {self.name}": recipe.phase,
             f"num_train_epochs is {epochs:g} in [train]; it must be above 0": steps <= 0 and epochs <= 0,
         }
-        refuse_first(troubles)
+        raise_first(troubles)
         super().check(recipe)
 
     def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, "Tensor"]:
@@ -149,7 +149,7 @@ class FineTuningTask(Task):
         return load_tokenizer(recipe.checkpoint, report=report)
 
 
-def add_test_rows(rows: Sequence[ScoreRow]) -> tuple[ScoreRow, ...]:
+def add_test_rows(rows: Sequence[ScoreLine]) -> tuple[ScoreLine, ...]:
     """Return the lines of dev, and the same of a test split, which has neither baselines nor published scores."""
     tests = (replace(row, name=f"{row.name}, test", key=f"test_{row.key}", baselines={}, paper={}) for row in rows)
     return (*rows, *tests)

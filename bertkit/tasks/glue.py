@@ -26,8 +26,8 @@ from bertkit.data.formats.glue import (
 from bertkit.data.formats.rows import Columns
 from bertkit.data.labels import REGRESSION, SINGLE, LabelSpace
 from bertkit.errors import UsageError
-from bertkit.metrics.rows import RowScore
-from bertkit.reports.tables import ScoreRow
+from bertkit.metrics.rows import WeightedScore
+from bertkit.reports.tables import ScoreLine
 from bertkit.system.progress import Report
 from bertkit.tasks.finetuning import CALIBRATION_ROWS, EVERY_EPOCH, name_baselines
 from bertkit.tasks.kinds import ONE_NUMBER, SINGLE_LABEL, find_kind
@@ -216,7 +216,7 @@ class GlueTask(TextTask):
 
     # --- Scores -------------------------------------------------------------------------------------------------------
 
-    def score(self, rows: pa.Table) -> dict[str, RowScore | float]:
+    def score(self, rows: pa.Table) -> dict[str, WeightedScore | float]:
         """Return the task's metrics as fractions, and of classes the errors of their probabilities."""
         found = find_kind(rows).measure(rows)
         if self.row.labels:
@@ -243,7 +243,7 @@ class GlueTask(TextTask):
         return {submission or Path(self.row.splits[split].file).name: write_predictions(answers)}
 
 
-def list_rows(row: Benchmark) -> tuple[ScoreRow, ...]:
+def list_rows(row: Benchmark) -> tuple[ScoreLine, ...]:
     """Return the rows of a task's table: each metric on each evaluated split, then the errors of probabilities."""
     rows, errors, majority = [], [], "the majority class" if row.labels else "a constant"
     for name, form in ((name, split.scores) for name, split in row.splits.items() if split.scores):
@@ -254,7 +254,7 @@ def list_rows(row: Benchmark) -> tuple[ScoreRow, ...]:
         for metric in row.metrics:
             key, constant = form.format(metric), {majority: f"majority_{metric}"}
             baselines = constant | name_baselines(TextTask.baselines, metric) if is_first else {}
-            rows.append(ScoreRow(f"{SCORE_NAMES[metric]}{ending}", key, baselines, "fraction", row.paper.get(key, {})))
+            rows.append(ScoreLine(f"{SCORE_NAMES[metric]}{ending}", key, baselines, "fraction", row.paper.get(key, {})))
     return (*rows, *errors)
 
 

@@ -20,7 +20,7 @@ from scipy.special import expit, softmax
 from bertkit.data.labels import REGRESSION, SEPARATOR, SEVERAL, SINGLE, normalise, read_list
 from bertkit.metrics.calibration import find_probabilities, measure_calibration
 from bertkit.metrics.classification import FIXED_THRESHOLD, name_each, score_classes, score_labels, tune_thresholds
-from bertkit.metrics.rows import RowScore, measure_numbers
+from bertkit.metrics.rows import WeightedScore, measure_numbers
 from bertkit.metrics.table import (
     LABEL,
     NAMES,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from bertkit.model.config import BertConfig
 
-Scores = dict[str, RowScore | float]
+Scores = dict[str, WeightedScore | float]
 
 
 class Kind:

@@ -57,9 +57,9 @@ from bertkit.data.tagging import (
 from bertkit.data.tags import ENTITIES, WORDS, check_kinds, from_iob2, mark_words, name_scheme, write_cell
 from bertkit.errors import UsageError
 from bertkit.metrics.ner import Entity, count_entities, find_entities, score_entities
-from bertkit.metrics.rows import RowScore
+from bertkit.metrics.rows import WeightedScore
 from bertkit.metrics.table import LABEL, NAMES, PREDICTION, SPELLED, make_rows
-from bertkit.reports.tables import ScoreRow
+from bertkit.reports.tables import ScoreLine
 from bertkit.system.files import take_fingerprint
 from bertkit.system.hub import find_dataset
 from bertkit.system.progress import Report, ignore
@@ -331,7 +331,7 @@ class NerTask(FineTuningTask):
         """Return the right and the predicted tags, and the counts of entities; see `tabulate_tags`."""
         return tabulate_tags(get_words(data).text, decide(summaries, data))
 
-    def score(self, rows: pa.Table) -> dict[str, RowScore | float]:
+    def score(self, rows: pa.Table) -> dict[str, WeightedScore | float]:
         """Return precision, recall, F1 and strict F1 of entities, or accuracy and macro F1 of words, as fractions."""
         scores = score_entities(rows)
         return {name: scores[name] for name in (*WORD_SCORES, *ENTITY_SCORES) if name in scores}
@@ -528,7 +528,7 @@ def describe_words(data: WordWindows, split: str) -> str:
     return line
 
 
-def list_rows() -> tuple[ScoreRow, ...]:
+def list_rows() -> tuple[ScoreLine, ...]:
     """Return the lines of the table: each metric on each split."""
     constants = {"f1": "never tagging"} | dict.fromkeys(WORD_SCORES, "the most frequent class")
     nothing = {x: {words: f"majority_{x}"} | name_baselines(NerTask.baselines, x) for x, words in constants.items()}
@@ -537,7 +537,7 @@ def list_rows() -> tuple[ScoreRow, ...]:
         for metric, word in (WORD_SCORES | ENTITY_SCORES).items():
             key, title = name.format(metric), word if split == "dev" else f"{word}, {split}"
             hidden = name.format("accuracy") * (metric == "f1")  # which it equals
-            rows.append(ScoreRow(title, key, nothing.get(key, {}), "fraction", NER_PAPER.get(key, {}), hidden))
+            rows.append(ScoreLine(title, key, nothing.get(key, {}), "fraction", NER_PAPER.get(key, {}), hidden))
     return tuple(rows)
 
 

@@ -31,10 +31,10 @@ from bertkit.data.pretraining.tokenize import (
 )
 from bertkit.data.sequences import IGNORED, EncodedInputs
 from bertkit.data.tokenizer import describe_vocabulary, find_words, load_tokenizer, train_tokenizer
-from bertkit.errors import UsageError, refuse_first
-from bertkit.metrics.rows import RowScore
+from bertkit.errors import UsageError, raise_first
+from bertkit.metrics.rows import WeightedScore
 from bertkit.metrics.table import make_rows, read_facts, read_numbers
-from bertkit.reports.tables import ScoreRow
+from bertkit.reports.tables import ScoreLine
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.option import PRETRAINING_OPTIONS, list_defaults
 from bertkit.tasks.result import describe_texts, judge_pair, read_texts
@@ -153,12 +153,12 @@ class PretrainingTask(Task):
         },
     }
     table = (
-        ScoreRow("masked-LM loss", "mlm_loss", KNOWN_LOSSES),
-        ScoreRow("masked-LM accuracy", "mlm_accuracy", KNOWN_ACCURACY, unit="fraction"),
-        ScoreRow("left-to-right loss", "clm_loss", KNOWN_LOSSES),
-        ScoreRow("left-to-right accuracy", "clm_accuracy", KNOWN_ACCURACY, unit="fraction"),
-        ScoreRow("next-sentence loss", "nsp_loss"),
-        ScoreRow("next-sentence accuracy", "nsp_accuracy", {"the larger class": "nsp_majority"}, unit="fraction"),
+        ScoreLine("masked-LM loss", "mlm_loss", KNOWN_LOSSES),
+        ScoreLine("masked-LM accuracy", "mlm_accuracy", KNOWN_ACCURACY, unit="fraction"),
+        ScoreLine("left-to-right loss", "clm_loss", KNOWN_LOSSES),
+        ScoreLine("left-to-right accuracy", "clm_accuracy", KNOWN_ACCURACY, unit="fraction"),
+        ScoreLine("next-sentence loss", "nsp_loss"),
+        ScoreLine("next-sentence accuracy", "nsp_accuracy", {"the larger class": "nsp_majority"}, unit="fraction"),
     )
 
     # --- The recipe ---------------------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ class PretrainingTask(Task):
                 "num_train_epochs" in recipe.train or recipe.train.get("max_steps", 0) < 1
             ),
         }
-        refuse_first(troubles)
+        raise_first(troubles)
 
     # --- The data -----------------------------------------------------------------------------------------------------
 
@@ -308,7 +308,7 @@ class PretrainingTask(Task):
         found = dict(zip(columns, summaries.T.astype(np.float32), strict=False))
         return make_rows(found, objective="clm" if objective == "clm" else "mlm")
 
-    def score(self, rows: pa.Table) -> dict[str, RowScore | float]:
+    def score(self, rows: pa.Table) -> dict[str, WeightedScore | float]:
         """Return `mlm_loss` (nats a token), `perplexity`, `mlm_accuracy`; with pairs also `nsp_loss`, `nsp_accuracy`.
 
         Left to right the first ones are called `clm_loss` and `clm_accuracy`.

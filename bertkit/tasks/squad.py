@@ -36,8 +36,8 @@ from bertkit.data.spans import (
     rank,
 )
 from bertkit.data.splits import UNLABELLED, check_split_options, divide_train, name_split
-from bertkit.errors import UsageError, refuse_first
-from bertkit.metrics.rows import RowScore, take_values
+from bertkit.errors import UsageError, raise_first
+from bertkit.metrics.rows import WeightedScore, take_values
 from bertkit.metrics.squad import (
     compare_answers,
     find_tau,
@@ -47,7 +47,7 @@ from bertkit.metrics.squad import (
     score_squad2,
 )
 from bertkit.metrics.table import LABEL, NAMES, PREDICTION, find_decided, make_rows, read_numbers
-from bertkit.reports.tables import ScoreRow
+from bertkit.reports.tables import ScoreLine
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.examples import ExampleRows, select
 from bertkit.tasks.finetuning import ANOTHER_SEED, FineTuningTask, add_test_rows
@@ -171,7 +171,7 @@ class SquadTask(FineTuningTask):
                 options["max_length"] < options["max_query_length"] + 4
             ),
         }
-        refuse_first(troubles)
+        raise_first(troubles)
 
     def load(
         self, options: Mapping[str, Any], report: Report, config: "BertConfig | None" = None
@@ -320,7 +320,7 @@ class SquadTask(FineTuningTask):
         columns |= {"null_odds": odds, "best_em": best_em, "best_f1": best_f1, "none_em": none, "none_f1": none}
         return make_rows(columns, decided={"tau": tau})
 
-    def score(self, rows: pa.Table) -> dict[str, RowScore | float]:
+    def score(self, rows: pa.Table) -> dict[str, WeightedScore | float]:
         """Return the scores in percent; of 2.0 at tau, and as `tau0_…` at 0."""
         exact, f1 = read_numbers(rows, "em"), read_numbers(rows, "f1")
         if not self.version.unanswerable:
@@ -500,20 +500,20 @@ def describe_windows(data: Windows, split: str) -> str:
     return line
 
 
-def list_score_rows(version: Version) -> tuple[ScoreRow, ...]:
+def list_score_rows(version: Version) -> tuple[ScoreLine, ...]:
     """Return the lines of a version's table."""
     rows = []
     for name, key in (("EM", version.exact), ("F1", "f1")):
         baselines = {"never answering": f"majority_{key}"} if version.unanswerable else {}
-        rows.append(ScoreRow(name, key, baselines, "percent", version.paper[key]))
+        rows.append(ScoreLine(name, key, baselines, "percent", version.paper[key]))
     if version.unanswerable:
         rows += [
-            ScoreRow("EM, tau = 0", "tau0_exact", unit="percent"),
-            ScoreRow("F1, tau = 0", "tau0_f1", unit="percent"),
-            ScoreRow("EM, answerable", "HasAns_exact", unit="percent"),
-            ScoreRow("F1, answerable", "HasAns_f1", unit="percent"),
-            ScoreRow("EM, unanswerable", "NoAns_exact", unit="percent"),
-            ScoreRow("tau", "tau"),
+            ScoreLine("EM, tau = 0", "tau0_exact", unit="percent"),
+            ScoreLine("F1, tau = 0", "tau0_f1", unit="percent"),
+            ScoreLine("EM, answerable", "HasAns_exact", unit="percent"),
+            ScoreLine("F1, answerable", "HasAns_f1", unit="percent"),
+            ScoreLine("EM, unanswerable", "NoAns_exact", unit="percent"),
+            ScoreLine("tau", "tau"),
         ]
     return add_test_rows(rows)
 

@@ -19,8 +19,8 @@ from bertkit.data.formats.swag import ENDINGS, HUB_SWAG, Situation, read_swag, r
 from bertkit.data.sequences import EncodedInputs, Groups, encode_inputs, pad
 from bertkit.errors import UsageError
 from bertkit.metrics.glue import compute_scores
-from bertkit.metrics.rows import RowScore
-from bertkit.reports.tables import ScoreRow
+from bertkit.metrics.rows import WeightedScore
+from bertkit.reports.tables import ScoreLine
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.finetuning import CALIBRATION_ROWS, EVERY_EPOCH, FineTuningTask
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 SWAG_FILES = {"train": "train.csv", "dev": "val.csv", "test": "test.csv"}
 SWAG_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
 SWAG_PAPER = {"BERT-base, dev": 0.816, "BERT-large, dev": 0.866, "BERT-large, test": 0.863}  # Table 4
-ACCURACY = ScoreRow("accuracy", "accuracy", {"the majority ending": "majority_accuracy"}, "fraction", SWAG_PAPER)
+ACCURACY = ScoreLine("accuracy", "accuracy", {"the majority ending": "majority_accuracy"}, "fraction", SWAG_PAPER)
 CHOICES = tuple(f"ending {index + 1}" for index in range(len(ENDINGS)))
 NUMBERED_ENDING = re.compile(r"ending\d+")
 
@@ -110,7 +110,7 @@ class SwagTask(FineTuningTask):
         """Return the right and the chosen endings, and the probabilities of all."""
         return SINGLE_LABEL.tabulate(summaries, data.labels, CHOICES)
 
-    def score(self, rows: pa.Table) -> dict[str, RowScore | float]:
+    def score(self, rows: pa.Table) -> dict[str, WeightedScore | float]:
         """Return the accuracy and the errors of the probabilities."""
         found = SINGLE_LABEL.measure(rows)
         return {row.key: found[row.key] for row in self.table if row.key in found}

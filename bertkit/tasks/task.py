@@ -17,9 +17,9 @@ import pyarrow as pa
 
 from bertkit.data.sequences import EncodedInputs
 from bertkit.errors import UsageError
-from bertkit.metrics.calibration import temper
-from bertkit.metrics.rows import RowScore, take_values
-from bertkit.reports.tables import ScoreRow, find_row
+from bertkit.metrics.calibration import scale_logits
+from bertkit.metrics.rows import WeightedScore, take_values
+from bertkit.reports.tables import ScoreLine, find_row
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.option import Options, check_range
@@ -133,7 +133,7 @@ class Task:
     implied: Mapping[str, Mapping[str, Any]] = {}
     metric = ""
     lower_is_better = False
-    table: tuple[ScoreRow, ...] = ()
+    table: tuple[ScoreLine, ...] = ()
     splits: Mapping[str, str] = {"dev": "{}"}
     unlabelled: tuple[str, ...] = ()
     copies: Mapping[str, tuple[str, str, str]] = {}
@@ -234,7 +234,7 @@ class Task:
         """
         raise NotImplementedError
 
-    def score(self, rows: pa.Table) -> dict[str, RowScore | float]:
+    def score(self, rows: pa.Table) -> dict[str, WeightedScore | float]:
         """Return the scores by name, from the prediction table or some of its rows, with counts and thresholds."""
         raise NotImplementedError
 
@@ -272,7 +272,7 @@ class Task:
     def keep(self, outputs: Any, batch: Mapping[str, "Tensor"], settings: PredictionSettings) -> Sequence[Any]:
         """Return the values that `answer` needs of each sequence of the batch."""
         summaries = check_finite(self.summarize(outputs, batch).cpu().numpy())
-        return temper(summaries, settings.model.config.temperature)
+        return scale_logits(summaries, settings.model.config.temperature)
 
     def answer(
         self, kept: Sequence[Any], data: Any, examples: Sequence[Any], settings: PredictionSettings
@@ -310,7 +310,7 @@ def warn_of_choice(metrics: Mapping[str, Any], options: Options) -> list[str]:
     return [f"the scores are optimistic because the same data were used to choose {chosen}{remedy}"]
 
 
-def describe_temperature(metrics: Mapping[str, Any], table: Iterable[ScoreRow]) -> list[str]:
+def describe_temperature(metrics: Mapping[str, Any], table: Iterable[ScoreLine]) -> list[str]:
     """Return the temperature of calibrated probabilities, and the calibration error with and without it."""
     if "temperature" not in metrics:
         return []

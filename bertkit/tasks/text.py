@@ -42,8 +42,8 @@ from bertkit.data.splits import (
 )
 from bertkit.errors import UsageError
 from bertkit.metrics.classification import FIXED_THRESHOLD
-from bertkit.metrics.rows import RowScore
-from bertkit.reports.tables import ScoreRow, show_number
+from bertkit.metrics.rows import WeightedScore
+from bertkit.reports.tables import ScoreLine, show_number
 from bertkit.system.files import take_fingerprint
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.examples import ExampleRows
@@ -270,7 +270,7 @@ class TextTask(FineTuningTask):
         thresholds = (decided or {}).get("thresholds")
         return LABEL_KINDS[data.space.kind].tabulate(summaries, data.labels, data.space.names, thresholds)
 
-    def score(self, rows: pa.Table) -> dict[str, RowScore | float]:
+    def score(self, rows: pa.Table) -> dict[str, WeightedScore | float]:
         """Return the scores of the kind of problem as fractions."""
         kind = find_kind(rows)
         found = kind.measure(rows)
@@ -402,7 +402,7 @@ def warn_of_rare(train: TextExamples) -> list[str]:
     return [f"{line}, such as {', '.join(rare[:3])}{question}"]
 
 
-def list_rows() -> tuple[ScoreRow, ...]:
+def list_rows() -> tuple[ScoreLine, ...]:
     """Return the lines of the table: every score of every kind, on dev and on test."""
     names = {"score": "score"}  # the lines of studies name it
     for kind in (SINGLE_LABEL, SEVERAL_LABELS, ONE_NUMBER):  # the lines of the table are in this order
@@ -414,7 +414,7 @@ def list_rows() -> tuple[ScoreRow, ...]:
         trained = name_baselines(TextTask.baselines, key)
         baselines = {} if is_error else {"a constant answer": f"majority_{key}"} | trained
         unit = "" if key in ("rmse", "r2", "brier") else "fraction"
-        rows[key] = ScoreRow(name, key, baselines, unit, hidden_by=hidden.get(key, ""))
+        rows[key] = ScoreLine(name, key, baselines, unit, hidden_by=hidden.get(key, ""))
     return add_test_rows(list(rows.values()))
 
 

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from bertkit.errors import UsageError
-from bertkit.metrics.calibration import choose_temperature, find_conformity, temper
+from bertkit.metrics.calibration import choose_temperature, find_conformity, scale_logits
 from bertkit.model.checkpoint import find_file
 from bertkit.tasks.task import Task, check_finite
 from bertkit.training.recipe import Recipe
@@ -37,7 +37,7 @@ def calibrate(
     if (classes := find_classes(task, data)) is None:
         return None, None
     temperature = choose_temperature(check_finite(logits), classes) if recipe.calibrate else None
-    scores = find_conformity(temper(check_finite(logits), temperature), classes)
+    scores = find_conformity(scale_logits(check_finite(logits), temperature), classes)
     return temperature, Conformity(split, np.round(np.ceil(scores / STEP) * STEP, 6).tolist())
 
 

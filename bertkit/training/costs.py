@@ -18,7 +18,6 @@ from bertkit.errors import pluralize
 from bertkit.system.progress import Report, describe_duration, ignore
 from bertkit.tasks import TASKS
 from bertkit.tasks.task import TUNE
-from bertkit.training.activations import SAMPLED, bound_tokens, measure_activations
 from bertkit.training.arguments import make_arguments
 from bertkit.training.prepare import Prepared, prepare
 from bertkit.training.processes import take_first
@@ -26,6 +25,7 @@ from bertkit.training.recipe import Recipe
 from bertkit.training.resolve import MOST_SOLVED, settle
 from bertkit.training.run import count_updates, make_model, make_trainer
 from bertkit.training.run_dir import FIRST, describe_environment
+from bertkit.training.token_budget import SAMPLED, bound_tokens, measure_activations
 from bertkit.training.trainer import explain_shortage
 
 PROBE_SECONDS = 10.0  # for the timed updates of a dry run

@@ -12,7 +12,7 @@ from huggingface_hub import EvalResult, EvalResultEntry, ModelCard, ModelCardDat
 from bertkit.data.pretraining.sources import DOCS
 from bertkit.errors import make_printable, pluralize
 from bertkit.reports.markdown import format_table
-from bertkit.reports.tables import ScoreRow, list_shown, tabulate_scores
+from bertkit.reports.tables import ScoreLine, list_shown, tabulate_scores
 from bertkit.system.hub import CARD, HubName, find_dataset, parse_hub_name, split_revision
 from bertkit.tasks.finetuning import KEPT, SOLVED
 from bertkit.tasks.task import CHOSEN_ON_DEV, Task
@@ -177,7 +177,7 @@ def find_own_dataset(task: Task, options: Mapping[str, Any]) -> HubName | None:
     return None if task.is_official(source) else find_dataset(source)
 
 
-def walk_scores(task: Task, metrics: Mapping[str, Any]) -> Iterator[tuple[ScoreRow, str, str]]:
+def walk_scores(task: Task, metrics: Mapping[str, Any]) -> Iterator[tuple[ScoreLine, str, str]]:
     """Yield each score that is shown, its split, and its name without the split."""
     for row in list_shown(task.table, task.metric, metrics):
         found = []

@@ -15,8 +15,8 @@ from bertkit.errors import pluralize
 from bertkit.system.hub import READ
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
+from bertkit.tasks.equal_rows import CheckedRows, check_rows, tabulate_splits
 from bertkit.tasks.examples import MOST_HELD_BACK, divide
-from bertkit.tasks.repeats import CheckedRows, check_rows, tabulate_splits
 from bertkit.tasks.task import TUNE
 from bertkit.tasks.text import TextExamples
 from bertkit.training.processes import join_processes

@@ -48,7 +48,6 @@ from bertkit.tasks import TASKS
 from bertkit.tasks.finetuning import IS_LEARNED, KEPT, LOSS_FALLS, SEARCHED, SOLVED
 from bertkit.tasks.prediction import check_types, collate_parts
 from bertkit.tasks.task import CHOSEN_ON_DEV, TUNE, Task, score_summaries
-from bertkit.training.activations import bound_tokens
 from bertkit.training.arguments import make_arguments
 from bertkit.training.baselines import Baseline, fit_baselines, score_baselines
 from bertkit.training.callbacks import PredictionProgress, Progress, StopAfter, StopOnSignal
@@ -75,6 +74,7 @@ from bertkit.training.run_dir import (
 )
 from bertkit.training.scoring import score_splits
 from bertkit.training.start import BeforeTraining, keep_better, read_start, save_start
+from bertkit.training.token_budget import bound_tokens
 from bertkit.training.trainer import BertTrainer, explain_shortage, train
 
 PAUSE = 120.0  # seconds: a fifth of ten minutes, in which a training that starts solved writes five checkpoints

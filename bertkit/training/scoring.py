@@ -12,9 +12,9 @@ import pyarrow as pa
 
 from bertkit.data.splits import name_split
 from bertkit.errors import pluralize
-from bertkit.metrics.calibration import find_probabilities, measure_calibration, temper
+from bertkit.metrics.calibration import find_probabilities, measure_calibration, scale_logits
 from bertkit.metrics.intervals import BOOTSTRAP_SAMPLES, Interval, find_interval, limit_samples
-from bertkit.metrics.rows import RowScore, take_values
+from bertkit.metrics.rows import WeightedScore, take_values
 from bertkit.metrics.table import LABEL, find_decided
 from bertkit.reports.tables import WITHOUT_LEAKS, name_limits
 from bertkit.system.progress import Report, ignore
@@ -66,7 +66,7 @@ def score_splits(
         given = predict(data)
         if is_first := found.decided is None:
             found.temperature, found.conformity = calibrate(task, recipe, given, data, split)
-        summaries = temper(given, found.temperature)
+        summaries = scale_logits(given, found.temperature)
         rows = task.rows(summaries, data, found.decided)
         if split == TUNE:
             found.tuned = take_values(task.score(rows))
@@ -98,7 +98,7 @@ def score_rows(
 ) -> dict[str, float]:
     """Return the scores of a split with labels, their limits, and those without leaked rows, by their numbers."""
     measured = {pattern.format(name): score for name, score in task.score(rows).items()}
-    scores = {name: score for name, score in measured.items() if isinstance(score, RowScore)}
+    scores = {name: score for name, score in measured.items() if isinstance(score, WeightedScore)}
     if slow := [name for name, score in scores.items() if limit_samples(score) < BOOTSTRAP_SAMPLES]:
         names, size = ", ".join(slow), f"{pluralize(len(rows), 'row')} and this number of labels"
         report(f"fewer than {BOOTSTRAP_SAMPLES:,} samples, or no interval, for {names}: {size} would take too long")
@@ -110,7 +110,9 @@ def score_rows(
     return found
 
 
-def add_limits(measured: Mapping[str, RowScore | float], groups: Sequence[Hashable] | None = None) -> dict[str, float]:
+def add_limits(
+    measured: Mapping[str, WeightedScore | float], groups: Sequence[Hashable] | None = None
+) -> dict[str, float]:
     """Return the values of scores, each followed by the limits of its 95 % interval if it has one.
 
     The score of a label may have the name of another one's limit (`f1_risk_low`); it is kept.
@@ -122,7 +124,7 @@ def add_limits(measured: Mapping[str, RowScore | float], groups: Sequence[Hashab
     values, found = take_values(measured), {}
     for name, score in measured.items():
         found[name] = values[name]
-        if isinstance(score, RowScore):
+        if isinstance(score, WeightedScore):
             if id(score) not in intervals:  # some scores have several names
                 intervals[id(score)] = find_interval(score, groups)
             found |= zip(name_limits(name), intervals[id(score)] or (), strict=False)

@@ -13,7 +13,7 @@ import numpy as np
 from scipy.stats import t
 
 from bertkit.metrics.intervals import OUTSIDE, compare_methods
-from bertkit.metrics.rows import RowScore, take_values
+from bertkit.metrics.rows import WeightedScore, take_values
 from bertkit.tasks import TASKS
 from bertkit.training.predictions import TABLE_SUFFIX, read_table
 from bertkit.training.run_dir import METRICS_FILE, PREDICTIONS, read_metrics
@@ -37,7 +37,7 @@ PARTS = ("dev-start", "dev-end", "dev-mean")  # tables of start, end and mean of
 WIDTH = 1.96  # standard errors of an interval of 95 %
 DECIDING, DRAWS = (50, 200), 20  # rows by which a rule decides, and how often they are drawn
 
-Runs = dict[int, RowScore]  # seed -> score
+Runs = dict[int, WeightedScore]  # seed -> score
 
 
 # --- Scores of some rows ----------------------------------------------------------------------------------------------
@@ -55,19 +55,19 @@ def read_scores(out: Path, data: str, rows: int, way: str, odd: bool, part: str 
     return scores
 
 
-def pair_seeds(*methods: Runs) -> list[list[RowScore]]:
+def pair_seeds(*methods: Runs) -> list[list[WeightedScore]]:
     """Return the runs of each method with the seeds that all of them have."""
     seeds = [seed for seed in methods[0] if all(seed in runs for runs in methods)]
     return [[runs[seed] for seed in seeds] for runs in methods]
 
 
-def average(scores: Iterable[RowScore]) -> float | None:
+def average(scores: Iterable[WeightedScore]) -> float | None:
     """Return the mean points of some runs, 100 for the best ones; None without runs."""
     points = [rate(score) for score in scores]
     return mean(points) if points else None
 
 
-def rate(score: RowScore) -> float:
+def rate(score: WeightedScore) -> float:
     """Return the points of a score."""
     return score.points * take_values({"": score})[""]
 
@@ -100,7 +100,7 @@ def print_choices(out: Path) -> None:
             print(f"  {size} rows", *map(show, np.mean([try_rules(*pair, size) for pair in pairs], axis=0)))
 
 
-def try_rules(start: RowScore, end: RowScore, size: int) -> np.ndarray:
+def try_rules(start: WeightedScore, end: WeightedScore, size: int) -> np.ndarray:
     """Return (3,) the points of what is delivered: the end, the higher one, the start if it is above at 80 %."""
     found, rng = [], np.random.default_rng(0)
     for _ in range(DRAWS):

@@ -22,7 +22,7 @@ from bertkit.metrics.calibration import (
     find_probabilities,
     fit_temperature,
     measure_calibration,
-    temper,
+    scale_logits,
 )
 from bertkit.metrics.rows import take_values
 
@@ -116,7 +116,7 @@ def test_the_temperature_is_the_best_of_a_grid_and_restores_the_probabilities(ma
     assert found == pytest.approx(best, rel=grid[1] / grid[0] - 1)
     assert find_loss(found) <= min(losses) + 1e-9
     assert found == pytest.approx(2.5, rel=0.1)
-    before, after = (score_calibration(values, labels) for values in (logits, temper(logits, found)))
+    before, after = (score_calibration(values, labels) for values in (logits, scale_logits(logits, found)))
     assert after["ece"] < before["ece"] / 3
     assert after["brier"] < before["brier"]
 
@@ -144,8 +144,8 @@ def test_a_temperature_is_kept_only_if_its_gain_holds_on_other_rows(make):
 @given(st.floats(-100, 100, width=32), st.floats(*TEMPERATURES))
 def test_neighbouring_logits_keep_their_order_at_any_temperature(value, temperature):
     logits = np.array([[value, np.nextafter(np.float32(value), np.float32(np.inf))]], np.float32)
-    assert np.diff(temper(logits, temperature)) > 0
-    assert temper(logits, None) is logits
+    assert np.diff(scale_logits(logits, temperature)) > 0
+    assert scale_logits(logits, None) is logits
 
 
 # --- Label sets -------------------------------------------------------------------------------------------------------

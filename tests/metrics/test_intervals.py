@@ -20,7 +20,7 @@ from bertkit.metrics.intervals import (
     limit_samples,
 )
 from bertkit.metrics.rows import (
-    RowScore,
+    WeightedScore,
     measure_classes,
     measure_gaps,
     measure_label,
@@ -115,9 +115,9 @@ def test_the_work_for_many_labels_is_bounded(monkeypatch):
 
 @pytest.mark.parametrize(("rows", "labels"), [(5_000, 150), (5_000, 77)])
 def test_rankings_of_usual_data_sets_have_intervals(rows, labels):
-    score = RowScore(np.zeros((rows, 2, labels), bool), "roc_auc")
+    score = WeightedScore(np.zeros((rows, 2, labels), bool), "roc_auc")
     assert 300 < limit_samples(score) < 1_000
-    assert limit_samples(RowScore(np.zeros((6_000, 2, 10_000), bool), "roc_auc")) == 0
+    assert limit_samples(WeightedScore(np.zeros((6_000, 2, 10_000), bool), "roc_auc")) == 0
 
 
 def draw_population(name, rows=60_000):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bertkit.reports.tables import ScoreRow, show_number
+from bertkit.reports.tables import ScoreLine, show_number
 
 
 @pytest.mark.parametrize(
@@ -19,4 +19,4 @@ from bertkit.reports.tables import ScoreRow, show_number
 )
 def test_a_number_is_never_shown_as_zero_or_with_an_exponent(number, shown):
     assert show_number(number) == shown
-    assert ScoreRow("root mean squared error", "rmse").show(number) == shown
+    assert ScoreLine("root mean squared error", "rmse").show(number) == shown

@@ -22,9 +22,9 @@ from bertkit.studies import runner as studies
 from bertkit.studies import start
 from bertkit.studies.cells import Cell, describe_plan
 from bertkit.studies.results import choose, summarize
+from bertkit.studies.run_processes import State
 from bertkit.studies.runner import prune, run_study
 from bertkit.studies.spec import Column, Study, Variant, define, make_study
-from bertkit.studies.start import State
 from bertkit.studies.tables import explain_scores
 from bertkit.system.progress import ignore
 from bertkit.tasks import TASKS
@@ -319,7 +319,7 @@ def test_runs_are_spread_over_the_gpus(recipe, tmp_path, monkeypatch):
         def poll(self):
             return 0
 
-    monkeypatch.setattr("bertkit.studies.start.list_gpus", lambda: ["4", "5", "6", "7"])
+    monkeypatch.setattr("bertkit.studies.run_processes.list_gpus", lambda: ["4", "5", "6", "7"])
     monkeypatch.setattr(studies, "start_command", Finished)
     study = make_study(define_small(recipe, seeds=[1, 2, 3, 4], num_gpus=2))
     assert run_study(study, output=tmp_path / "study", workers=2)["failed"] == 0

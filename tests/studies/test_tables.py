@@ -8,15 +8,15 @@ import pytest
 from PIL import Image
 
 from bertkit.reports.plots import plot_log
-from bertkit.reports.tables import ScoreRow
+from bertkit.reports.tables import ScoreLine
 from bertkit.studies.plots import list_curves, plot_curve, plot_heatmap, tabulate_overview
 from bertkit.studies.tables import explain_scores, name_axes, show_value, write_table
 from tests.world import COLUMNS, PAPER, make_ablation, make_results, score_by_hand
 
 ROWS = (
-    ScoreRow("loss", "mlm_loss", {"ln V": "uniform_loss"}),
-    ScoreRow("accuracy", "nsp_accuracy", {"the larger class": "nsp_majority"}, unit="fraction"),
-    ScoreRow("never logged", "clm_loss", {"ln V": "uniform_loss"}),
+    ScoreLine("loss", "mlm_loss", {"ln V": "uniform_loss"}),
+    ScoreLine("accuracy", "nsp_accuracy", {"the larger class": "nsp_majority"}, unit="fraction"),
+    ScoreLine("never logged", "clm_loss", {"ln V": "uniform_loss"}),
 )
 
 

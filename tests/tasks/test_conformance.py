@@ -13,7 +13,7 @@ import bertkit
 from bertkit.data.long_texts import LONG
 from bertkit.data.tags import ENTITIES, WORDS
 from bertkit.errors import UsageError
-from bertkit.metrics.rows import RowScore, take_values
+from bertkit.metrics.rows import WeightedScore, take_values
 from bertkit.metrics.squad import LANGUAGES
 from bertkit.metrics.table import LABEL, PREDICTION, read_facts
 from bertkit.model.bilstm import FEATURE_LAYERS
@@ -261,7 +261,7 @@ def test_the_tables_of_a_run_hold_all_of_its_scores(case, tmp_path):
         weights = draws.integers(0, 4, len(rows))
         repeated = take_values(task.score(rows.take(np.repeat(np.arange(len(rows)), weights))))
         for name, score in measured.items():
-            if isinstance(score, RowScore):
+            if isinstance(score, WeightedScore):
                 weighted = score.score(weights[None].astype(float))[0]
                 assert weighted == pytest.approx(repeated.get(name, 0.0), rel=1e-9, abs=1e-9), name
 

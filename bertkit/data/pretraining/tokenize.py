@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bertkit.data.pretraining.sources import Document
-from bertkit.data.tokenizer import Words, find_words
+from bertkit.data.tokenizer import CachedTokenizer, find_words
 from bertkit.errors import UsageError, pluralize
 
 if TYPE_CHECKING:
@@ -97,7 +97,10 @@ def tokenize_documents(documents: Iterable[Document], tokenizer: "BertTokenizerF
 
 
 def tokenize_part(
-    documents: Iterable[Document], words: Words, dtype: type[np.unsignedinteger], most_tokens: float = float("inf")
+    documents: Iterable[Document],
+    words: CachedTokenizer,
+    dtype: type[np.unsignedinteger],
+    most_tokens: float = float("inf"),
 ) -> tuple[TokenizedCorpus, int]:
     """Tokenize documents as `tokenize_documents` does until they have `most_tokens` tokens.
 

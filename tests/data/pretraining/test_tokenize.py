@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from bertkit.data import tokenizer
 from bertkit.data.pretraining import tokenize
 from bertkit.data.pretraining.tokenize import choose_dtype, choose_held_out, start_of, tokenize_documents, tokenize_part
-from bertkit.data.tokenizer import SPECIAL_TOKENS, Words, copy_backend, make_tokenizer
+from bertkit.data.tokenizer import SPECIAL_TOKENS, CachedTokenizer, copy_backend, make_tokenizer
 from tests.corpora import list_documents, make_corpus
 
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[", "]", "mask", "my", "dog", "is", "hair", "##y", "."]
@@ -42,7 +42,7 @@ def test_parts_side_by_side_are_the_tokens_of_each_sentence_and_no_document_lies
         patch.setattr(tokenize, "CHARACTERS_A_BATCH", characters)
         assert list_documents(tokenize_documents(iter(documents), tokenizer)) == list(filter(None, expected))
         while sum(counts) < len(documents):
-            corpus, count = tokenize_part(rest, Words(copy_backend(tokenizer)), np.uint16, most)
+            corpus, count = tokenize_part(rest, CachedTokenizer(copy_backend(tokenizer)), np.uint16, most)
             # A part holds the tokens of the documents that were read for it: a resumed build continues at this count.
             start = sum(counts)
             assert list_documents(corpus) == list(filter(None, expected[start : start + count]))
@@ -54,7 +54,7 @@ def test_parts_side_by_side_are_the_tokens_of_each_sentence_and_no_document_lies
             parts.append(corpus)
             counts.append(count)
     assert all(len(part.ids) >= most for part in parts[:-1])
-    assert tokenize_part(rest, Words(copy_backend(tokenizer)), np.uint16)[1] == 0
+    assert tokenize_part(rest, CachedTokenizer(copy_backend(tokenizer)), np.uint16)[1] == 0
 
 
 def test_large_vocabularies_need_wider_ids():
@@ -97,7 +97,7 @@ def test_remembered_words_give_what_whole_sentences_give(batches, cased, most):
     """Texts have control characters, all kinds of blanks, combining accents, and letters with two lower cases."""
     pieces = [*dict.fromkeys("abAB9.-'ßσςse中文[]mask#i"), "##a", "##b", "##s", "##e", "##'", "ab", "##ss"]
     backend = copy_backend(make_tokenizer([*SPECIAL_TOKENS, *pieces], cased=cased))
-    remembering = Words(backend)
+    remembering = CachedTokenizer(backend)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokenizer, "WORDS_REMEMBERED", most)
         for texts in batches:

@@ -12,8 +12,8 @@ import tomli_w
 
 from bertkit.errors import explain_failure
 from bertkit.studies import start
+from bertkit.studies.run_processes import RunJob, Runs, State, read_end, read_state, share_gpus, write_command
 from bertkit.studies.runner import make_study, run_study
-from bertkit.studies.start import RunJob, Runs, State, read_end, read_state, share_gpus, write_command
 from bertkit.system import cluster
 from bertkit.tasks import TASKS
 from bertkit.training.recipe import Recipe, load_recipe, merge, save_recipe

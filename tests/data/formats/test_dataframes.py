@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bertkit.data.formats.memory import convert_table, convert_tables, list_rows, write_tables
+from bertkit.data.formats.dataframes import convert_table, convert_tables, list_rows, write_tables
 from bertkit.data.formats.rows import read_columns
 from bertkit.errors import UsageError
 

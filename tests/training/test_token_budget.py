@@ -7,8 +7,8 @@ import torch
 
 from bertkit.tasks import TASKS
 from bertkit.tasks.prediction import divide
-from bertkit.training import activations
-from bertkit.training.activations import TRAINED_ON_CPU, bound_tokens
+from bertkit.training import token_budget
+from bertkit.training.token_budget import TRAINED_ON_CPU, bound_tokens
 from tests.conftest import draft
 
 RTE = TASKS["rte"]
@@ -21,8 +21,8 @@ def test_a_gpu_is_filled_to_four_fifths(monkeypatch, others, most):
     The process with the least free memory decides, and a sequence is computed even where nothing is free.
     """
     model = SimpleNamespace(num_parameters=lambda only_trainable: 1_000_000, to=lambda device: model)
-    monkeypatch.setattr(activations, "measure_activations", lambda *args: 1000.0)
-    monkeypatch.setattr(activations, "gather_object", lambda own: [*own, *others])
+    monkeypatch.setattr(token_budget, "measure_activations", lambda *args: 1000.0)
+    monkeypatch.setattr(token_budget, "gather_object", lambda own: [*own, *others])
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (21_250_000, 80_000_000))
     found = bound_tokens(draft(RTE), RTE, model, [], torch.device("cuda"))
     assert found.data["max_tokens"] == most
