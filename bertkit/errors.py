@@ -168,7 +168,7 @@ def explain_os_error(error: BaseException, what: str = "", remedy: str = "") -> 
     what = what or path
     reason = getattr(error, "strerror", None) or join_lines(error)[:80]
     reason = reason if path in what else f"{reason}: {path}"
-    is_folder = number == errno.EEXIST and os.path.isdir(path)  # then the path is not at fault
+    is_folder = number == errno.EEXIST and os.path.isdir(path)  # the path of an existing folder is not at fault
     if number in PATHS and path and not is_folder:
         return f"{what} cannot be used: {reason}; {remedy or PATHS[number]}"
     for state, step, codes, words in DISKS:

@@ -43,9 +43,9 @@ from bertkit.training.predictions import ROW_NUMBER, UNKNOWN_COUNT
 from bertkit.training.recipe import Recipe
 
 LABELS_SHOWN = 20  # in the table, which counts the other labels
-WORDS_SHOWN = 10  # of the unknown words, the most frequent ones
-SAMPLES_SHOWN = 2  # of each finding, of different splits if several have it
-ROWS_SHOWN = 5  # of a sample
+WORDS_SHOWN = 10  # the most frequent unknown words
+SAMPLES_SHOWN = 2  # samples of each finding, of different splits if several have it
+ROWS_SHOWN = 5  # rows of a sample
 LABEL_ERRORS_SHOWN = 20
 MOST_GROUPS = 100  # classes of the label, and numbers of a column; more are ranges with equally many rows
 GIVEN_AWAY = 0.95  # share of the label's variance that a column explains
@@ -103,7 +103,7 @@ def examine(task: Task, given: Mapping[str, Any], model: str | None, report: Rep
     scripts = {split: find_scripts(one.walk_texts()) for split, one in rows.items()}
     kinds, names = scripts.get(TRAIN_SPLIT) or next(iter(scripts.values()))
     counts = np.bincount(kinds[kinds >= 0], minlength=len(names))
-    usual = names[counts.argmax()] if counts.any() else ""  # it is empty if all rows are without letters
+    usual = names[counts.argmax()] if counts.any() else ""  # empty if all rows are without letters
     for split, found in splits.items():
         found |= near[split] | list_labels(rows, split)
         found |= list_scripts(*scripts[split], usual, rows[split].lines)

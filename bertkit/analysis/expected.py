@@ -42,8 +42,8 @@ TIMED = 64  # sequences whose reading is timed
 SHARES, CURVE_DRAWS = (1 / 8, 1 / 4, 1 / 2, 1.0), 10
 FITTED = 0.8  # share of the rows that a head of the curve is fitted to at most, as by five folds
 LEAST_FORECAST, LARGEST_GROUP = 100, 0.1  # rows, and share of the rows
-EXPONENTS = np.linspace(0.05, 1.5, 15)  # of the rows; a small one is nearly a logarithm
-LEAST_ERROR = 0.001  # of a score, because draws of few distinct scores may be equal by chance
+EXPONENTS = np.linspace(0.05, 1.5, 15)  # exponents of the number of rows; a small one is nearly a logarithm
+LEAST_ERROR = 0.001  # the least error of a score: draws of few distinct scores may be equal by chance
 NORMAL = 1.96  # standard errors of a 95 % interval
 SMALL_GAIN = 1.0  # points
 

@@ -33,8 +33,8 @@ from bertkit.tasks.task import PredictionSettings, Result
 from bertkit.tasks.text import TextTask
 
 EXPLANATIONS = "explanations.jsonl"  # among the predictions of a run: the results for its report page
-FIRST_STEPS, MOST_STEPS = 32, 512  # of the integral
-MOST_ERROR = 0.005  # of the logit; steps are doubled until the error is below it
+FIRST_STEPS, MOST_STEPS = 32, 512  # steps of the integral
+MOST_ERROR = 0.005  # share of the logit; steps are doubled until the error is below it
 LEAST_LOGIT = 1e-6  # in the denominator of the error
 TOKENS_AT_ONCE = 2048  # in the batches of the integral
 MOST_NAMED_WORDS = 5  # in a line

@@ -80,8 +80,8 @@ def suspect(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
     from cleanlab.filter import find_label_issues  # imports scikit-learn and pandas
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of classes too rare to be suspected
-        return find_label_issues(labels, probabilities, n_jobs=1)  # otherwise it starts processes
+        warnings.simplefilter("ignore", UserWarning)  # cleanlab warns of classes too rare to be suspected
+        return find_label_issues(labels, probabilities, n_jobs=1)  # more jobs would start processes
 
 
 def describe_label_errors(rows: pa.Table) -> dict[str, Any]:

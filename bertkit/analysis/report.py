@@ -152,7 +152,7 @@ def find_folders(path: Path) -> Iterator[Path]:
         yield path
     elif path.is_dir():
         for child in sorted(path.iterdir()):
-            if not child.is_symlink():  # it may lead in a circle
+            if not child.is_symlink():  # a link may lead in a circle
                 yield from find_folders(child)
 
 

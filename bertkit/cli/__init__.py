@@ -15,7 +15,7 @@ from huggingface_hub.utils import disable_progress_bars
 from bertkit.cli.console import explain_mistakes, leave_at_once
 from bertkit.cli.options import app
 
-for _part in ("train", "inference", "data"):  # they add their commands to `app`
+for _part in ("train", "inference", "data"):  # each module adds its commands to `app`
     import_module(f"bertkit.cli.{_part}")
 
 

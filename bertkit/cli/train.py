@@ -358,7 +358,7 @@ def execute(name: str, options: RunOptions, data: Mapping[str, Any], starter: An
         screen.names |= {row.key: row.name for row in task.table}
         if options.dry_run:
             plan = dry_run(recipe, output)
-            if not (options.search or clock):  # they change the recipe of the run
+            if not (options.search or clock):  # a search and a clock change the recipe of the run
                 find_finished(output, recipe)  # refuses a directory of another run
             screen.say(*costs.describe_cost(recipe, output, screen.say))
             screen.show_plan(plan, task.options)

@@ -44,7 +44,9 @@ BALANCED = "balanced"
 ALIKE = "differ only in case, accents or spaces"
 ADJACENT = re.compile(r"""['"]\s+['"]""")  # texts that Python joins, as in numpy's ['a' 'b']
 DECIMAL_COMMA = re.compile(r"-?[0-9]+,[0-9]+")
-OBJECT = re.compile(r"""\s*\[?\s*\{\s*['"][^'"]*['"]\s*:""")  # or a list of objects, as JSON or Python writes them
+OBJECT = re.compile(
+    r"""\s*\[?\s*\{\s*['"][^'"]*['"]\s*:"""
+)  # an object or a list of objects, as JSON or Python writes them
 WHOLE = re.compile(r"(0|-?[1-9][0-9]*)(?:\.0*)?")  # a whole number, perhaps spelled as a float
 Converted = TypeVar("Converted")
 
@@ -199,7 +201,7 @@ def find_labels(
         check_shares(train, column, lists)
     if problem_type != "auto":
         kind, reason = problem_type, "as set"
-    elif classes:  # their names may be numbers
+    elif classes:  # names of classes may be numbers
         kind, reason = SINGLE, "class labels"
     elif label_sep and not lists:
         kind, reason = SEVERAL, f"labels separated by {label_sep}"
@@ -317,7 +319,7 @@ def check_objects(table: Columns, column: str) -> None:
 def check_shares(table: Columns, column: str, lists: Sequence[Sequence[str]]) -> None:
     """Check that lists are not the shares or probabilities of classes, whose numbers would become classes."""
     shares = np.zeros((0, 0))  # (different cells, classes)
-    with suppress(ValueError):  # they are texts, or of different lengths
+    with suppress(ValueError):  # the cells may be texts, or lists of different lengths
         shares = np.array([found for found in lists if found], float)
     if shares.ndim < 2 or shares.shape[1] < 2 or shares.min() < 0:
         return
@@ -374,7 +376,7 @@ def number_cells(table: Columns, column: str) -> tuple[np.ndarray, list[str]]:
     values = encoded.dictionary.to_pylist()
     filled = {value.strip().lower() for value in values} - {""}
     others = filled - {"nan"}
-    has_nan = "nan" in filled and column not in table.classes  # there it is a name
+    has_nan = "nan" in filled and column not in table.classes  # nan is a name among classes
     if has_nan and others and all(parse_number(value) is not None for value in others):
         values = ["" if value.strip().lower() == "nan" else value for value in values]
     return encoded.indices.to_numpy(zero_copy_only=False), values

@@ -44,7 +44,7 @@ def check_tag(tag: str, origin: str, scheme: str = ENTITIES) -> str:
 def check_kinds(source: str, kinds: Collection[str], report: Report) -> None:
     """Check that types or classes stay different in CoNLL files, where each space of a name is written as _."""
     known: dict[str, str] = {}
-    for kind in sorted({*kinds} - {""}):  # that of O
+    for kind in sorted({*kinds} - {""}):  # the kind of O is empty
         if (other := known.setdefault(write_cell(kind), kind)) != kind:
             raise UsageError(f"{source}: the labels {other!r} and {kind!r} differ only by space and _; rename one")
     if spaced := [f"{kind!r} as {cell}" for cell, kind in known.items() if cell != kind]:

@@ -42,7 +42,7 @@ MOST_WORDS = 2_000_000  # distinct words held in memory
 CHARACTERS_A_COUNT = 20_000_000  # characters of text counted before its words are split at punctuation
 LEAST_FREQUENCY = 2  # occurrences that a merged piece needs
 MARKED = regex.compile(r"\p{Lo}\p{Mc}*\p{Mn}+")  # lower-casing removes accents, and with them these marks
-MARKED_SHARE = 0.001  # of a text's characters; more marked letters are reported
+MARKED_SHARE = 0.001  # share of a text's characters above which marked letters are reported
 REPEATS = 10_000  # repetitions of a word in one text passed to the trainer
 TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json", "vocab.txt"]  # the files that are written
 OTHER_FILES = ["config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "*.model"]
@@ -54,7 +54,7 @@ NORMALIZATION = {  # option of tokenizers' BertNormalizer -> option of transform
 }
 UNKNOWN = "\U00013000"  # a hieroglyph that hardly any vocabulary contains
 BRACKETED = regex.compile(r"\[.*\]")
-CAPITAL_SHARE = 0.03  # of the tokens with letters; bert-base-cased has capitals in 0.31 of them
+CAPITAL_SHARE = 0.03  # share of the tokens with letters that have capitals; bert-base-cased has 0.31
 UNLIMITED = 1e9  # tokenizers without a maximum length store 1e30
 TOKENIZER_REMEDY = (
     "save the tokenizer again, name a BERT tokenizer (WordPiece), or set tokenizer_class in tokenizer_config.json"

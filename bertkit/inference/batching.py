@@ -15,7 +15,7 @@ from typing import Any
 from bertkit.data.formats.rows import Line
 from bertkit.tasks.task import Result
 
-CHARACTERS_A_TOKEN = 4  # of English
+CHARACTERS_A_TOKEN = 4  # characters of a token of English
 
 Waiting = tuple[Any, asyncio.Future]  # an input, and its result to come
 
@@ -102,7 +102,7 @@ class Batcher:
 def deliver(batch: Sequence[Waiting], found: Sequence[Result | Exception]) -> None:
     """Hand the results of a batch to their requests, in the thread of the event loop."""
     for (_, result), value in zip(batch, found, strict=True):
-        if result.done():  # its request was cancelled
+        if result.done():  # the request was cancelled
             continue
         if isinstance(value, Exception):
             result.set_exception(value)

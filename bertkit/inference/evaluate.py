@@ -133,7 +133,7 @@ def open_scored(run: str, predictor: Predictor) -> ScoredModel:
         task for task in others if head in {task.head, *(x for one in task.heads.values() for x in one.values())}
     ]
     if config.tau is not None:
-        fitting = fitting[::-1]  # of two versions the second one has a tau
+        fitting = fitting[::-1]  # the second of two versions has a tau
     task = fitting[0] if fitting else None
     if recipe:
         task = TASKS[recipe.task]

@@ -42,11 +42,11 @@ from bertkit.system.progress import Report, ignore
 from bertkit.tasks.kinds import find_trained_kind
 from bertkit.training.run_dir import CALIBRATION_FILE, RECIPE_FILE, describe_environment
 
-TOLERANCE = 1e-4  # of probabilities
+TOLERANCE = 1e-4  # tolerance of probabilities
 PARTS = ".export-"  # prefix of the folder in the output that has the files until they are complete
 TIMED_LENGTHS = (16, 128, 512)  # tokens of one text
 TEXTS_AT_ONCE, TIMED_IN_BATCHES = 8, 128  # texts, and the tokens of each
-MOST_CALLS, FEWEST_CALLS, MOST_SECONDS = 200, 5, 10.0  # of each measurement
+MOST_CALLS, FEWEST_CALLS, MOST_SECONDS = 200, 5, 10.0  # limits of each measurement
 EXPORTED = (ONNX_FILE, CALIBRATION_FILE, "config.json", RECIPE_FILE, CARD, *TOKENIZER_FILES)
 
 CARD_SECTION = """
@@ -117,7 +117,7 @@ def export(
             save_tokenizer(settings.tokenizer, folder)
             exported = OnnxModel(path, model.config)
             difference = find_largest_difference(model, exported)
-            if not difference <= TOLERANCE:  # also refuses NaN
+            if not difference <= TOLERANCE:  # NaN is refused too
                 raise UsageError(
                     f"probabilities of the exported model differ from those of {run} by {difference:.1e}, more than "
                     f"{TOLERANCE:g}; install other versions of torch and onnxruntime"

@@ -44,7 +44,7 @@ from bertkit.tasks.schema import STRING, make_array, make_object
 from bertkit.tasks.task import Result
 
 LONGEST_BODY = 1 << 20  # bytes of a request
-MOST_INPUTS = 256  # of a request
+MOST_INPUTS = 256  # inputs of a request
 LONGEST_INPUT = 20_000  # characters
 MOST_WAITING = 1024  # inputs
 DEADLINE = 30.0  # seconds from a request's headers to its answer

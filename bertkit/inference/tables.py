@@ -34,7 +34,7 @@ def write_joined(rows: Iterable[Row], columns: Mapping[str, type], output: Path,
         columns: Columns of the results: name -> type.
         output: The name of `file`, in whose folder the temporary file is.
     """
-    types: dict[str, set[type]] = {}  # of the columns of the inputs, without missing values
+    types: dict[str, set[type]] = {}  # types in the columns of the inputs, without missing values
     with TemporaryFile(dir=output.parent) as kept:
         for given, found in rows:
             for name, value in given.items():

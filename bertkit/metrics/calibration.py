@@ -22,10 +22,10 @@ import numpy as np
 from bertkit.errors import UsageError
 from bertkit.metrics.rows import WeightedScore, measure_gaps, measure_mean
 
-BINS = 15  # of equal width; a bin includes its upper edge
+BINS = 15  # bins of equal width, each with its upper edge
 EDGES = np.linspace(0, 1, BINS + 1)[1:-1]  # between bins
 TEMPERATURES = (0.1, 10.0)  # least and highest
-DIGITS = 4  # of a temperature
+DIGITS = 4  # digits of a temperature
 FOLDS = 5  # parts of the rows; each tries a temperature that is fitted on the others
 ROUNDING = 1e-9  # in products of a coverage and a number of rows
 

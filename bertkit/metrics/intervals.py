@@ -30,7 +30,7 @@ from scipy.stats import binomtest, norm, t
 
 from bertkit.metrics.rows import RANKING_RATES, WeightedScore
 
-LEVEL = 0.95  # of intervals; half of the rest is beyond each limit
+LEVEL = 0.95  # the level of intervals; half of the rest is beyond each limit
 OUTSIDE = (1 - LEVEL) / 2
 BOOTSTRAP_SAMPLES = 2_000
 LEAST_SAMPLES = 500  # where all samples together would have more values than MOST_VALUES
@@ -38,7 +38,7 @@ MOST_VALUES = 1 << 26
 MOST_CELLS = 1 << 33, 1 << 28  # samples x rows x labels of a count and of a ranking, about three seconds each
 LEAST_OF_CELLS = 200  # samples; with fewer such a score has no interval
 WEIGHTS_A_BLOCK = 1 << 18  # weights computed at once: 2 MB stay in the cache of the processor
-LEAST_SPREAD = 1e-9  # of samples; a smaller one is rounding
+LEAST_SPREAD = 1e-9  # a smaller spread of samples is rounding
 POWER = 0.8  # the chance of telling the difference, with the rows that are called enough
 
 

@@ -229,7 +229,9 @@ def _rate_ranking(rows: np.ndarray, weights: np.ndarray, rate: Callable[..., np.
 def _rate_roc(scores: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Return the weight of pairs in the right order as a share, ties being half right; NaN where undefined."""
     asked, positive = scores[labels > 0], weights[:, labels > 0]  # (P,) and (R, P)
-    below = _sum_below(scores, weights, 0.5, asked) - _sum_below(asked, positive, 0.5, asked)  # of negative rows
+    below = _sum_below(scores, weights, 0.5, asked) - _sum_below(
+        asked, positive, 0.5, asked
+    )  # weights of negative rows
     total = positive.sum(1)
     return _divide((positive * below).sum(1), total * (weights.sum(1) - total), np.nan)
 

@@ -15,7 +15,7 @@ from bertkit.model.cpu import attend_on_cpu, move, trains_on_cpu
 from bertkit.model.cpu import dropout as apply_dropout
 from bertkit.model.packing import PACKED, Group, Layout, Packed
 
-LARGEST_HEAD = 192  # of the flash kernel with dropout and gradients on every GPU that has it
+LARGEST_HEAD = 192  # the largest head size of the flash kernel, with dropout and gradients, on every GPU
 
 
 def attend_eagerly(

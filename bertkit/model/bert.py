@@ -135,8 +135,8 @@ class BertIntermediate(nn.Module):
         return self.activation(self.dense(hidden))  # (packed, 4H)
 
 
-MEAN_SCALE = 100.0  # of the mean beside a token's own state, which is then 1 to 3 % of the sum
-POOLER_SCALE = 0.5  # of a sentence vector before tanh, which compresses the largest values
+MEAN_SCALE = 100.0  # the weight of the mean: a token's own state is 1 to 3 % of the sum
+POOLER_SCALE = 0.5  # the scale of a sentence vector before tanh, which compresses large values
 
 
 class BertLayer(GradientCheckpointingLayer):

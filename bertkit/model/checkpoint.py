@@ -202,7 +202,7 @@ def load_model(head: type, checkpoint: str, settings: Mapping[str, Any]) -> tupl
         new |= adopt_labels(model, list(labels.values()), known="classifier.weight" not in new)
     if scale is not None:
         scale_targets(model, *scale, is_new="classifier.weight" in new)
-    model.config.learned_scale = None  # it belongs to the checkpoint
+    model.config.learned_scale = None  # the learned scale belongs to the checkpoint
     if weights is not None:
         with explain_refusal("class_weights"):
             model.config.class_weights = weights

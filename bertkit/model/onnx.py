@@ -108,7 +108,7 @@ def name_parts(program: Any, axes: list[str]) -> None:
         for value in node.outputs:
             value.metadata_props.clear()
             if not value.is_graph_output():
-                value.shape = None  # its symbols have other names
+                value.shape = None  # names of symbols differ between exports
 
 
 # --- The exported model -----------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-BERT_ADAM = "bert_adam"  # its name in `[train] optim`, beside those of TrainingArguments
+BERT_ADAM = "bert_adam"  # the name in `[train] optim`, beside those of TrainingArguments
 LATE = 1e9  # a step at which a power of either beta is 0; adding 1 to it changes no float of 32 bits
 
 

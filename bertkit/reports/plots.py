@@ -15,7 +15,7 @@ from bertkit.reports.tables import ScoreLine, Table, TableCell, split_number
 from bertkit.system.files import atomic_open
 from bertkit.system.progress import is_notebook
 
-SIZE = (4.6, 3.6)  # of a plot, in inches
+SIZE = (4.6, 3.6)  # the size of a plot, in inches
 DPI = 130
 LOSS = ScoreLine("loss", "loss")
 

@@ -157,7 +157,7 @@ def tabulate_scores(
 
 
 LABEL_WIDTH = 80  # characters of a label
-LABEL_SCORES = {  # of each label, in metrics.json -> its column
+LABEL_SCORES = {  # the score of a label in metrics.json -> its column
     "precision": "precision (%)",
     "recall": "recall (%)",
     "f1": "F1 (%)",

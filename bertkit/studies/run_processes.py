@@ -276,7 +276,7 @@ def read_state(job: RunJob) -> State:
     output = Path(job.output)
     if (output / METRICS_FILE).exists():
         return State("finished", metrics=read_metrics(output / METRICS_FILE))
-    if not (output / RECIPE_FILE).exists():  # its data are read
+    if not (output / RECIPE_FILE).exists():  # the data of such a run are read first
         return State()
     log = output / LOG
     if not log.exists() or not (last := find_loss(output, log.stat().st_mtime_ns)):

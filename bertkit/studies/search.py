@@ -127,7 +127,10 @@ class Search:
         with hold_directory(self.folder):
             save_recipe(identity, path)
             best = self.make_recipe(self.find_best(prepared))
-            return best, prepared if best.batch_size == self.recipe.batch_size else None  # it may order the data
+            return (
+                best,
+                prepared if best.batch_size == self.recipe.batch_size else None,
+            )  # a batch size may order the data
 
     def find_best(self, prepared: Prepared) -> dict[str, Any]:
         """Do the trials that are left, and return the best values; empty if no trial is complete."""

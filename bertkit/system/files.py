@@ -49,7 +49,7 @@ def atomic_open(path: Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO[Any]]
         with path.open(mode, encoding=None if mode == "wb" else "utf-8") as stream:
             yield stream
         return
-    path = path.resolve()  # so that a link remains a link
+    path = path.resolve()  # a link remains a link
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.{UNFINISHED_SUFFIX}")
     try:
         with temporary.open(mode, encoding=None if mode == "wb" else "utf-8") as stream:

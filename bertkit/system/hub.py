@@ -156,7 +156,9 @@ def explain_hub(what: str) -> Iterator[None]:
         yield
     except UsageError:
         raise
-    except Exception as error:  # also of the transport: huggingface_hub has changed its HTTP library more than once
+    except (
+        Exception
+    ) as error:  # errors of the transport too: huggingface_hub has changed its HTTP library more than once
         reason = getattr(error, "server_message", None) or join_lines(error)
         status = getattr(getattr(error, "response", None), "status_code", type(error).__name__)
         remedy = "correct it" if isinstance(error, ValueError) else "run the same command again"

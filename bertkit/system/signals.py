@@ -99,7 +99,7 @@ def _obey_parent() -> None:
 @contextmanager
 def keep_from_interrupts() -> Iterator[None]:
     """Block Ctrl-C from the start in processes that are spawned in this context; their parent handles it."""
-    resource_tracker.ensure_running()  # otherwise started in this context, where it would unblock SIGINT again
+    resource_tracker.ensure_running()  # started in this context it would unblock SIGINT again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -26,7 +26,7 @@ TRAIN = BERT_TRAIN | {  # A.3; batch size, learning rate and epochs are set by e
     "save_total_limit": 1,
     "logging_steps": 0.01,  # a share of all updates
 }
-CALIBRATION_ROWS = (  # of every classifier, see `bertkit.metrics.calibration.measure_calibration`
+CALIBRATION_ROWS = (  # every classifier has these; see `bertkit.metrics.calibration.measure_calibration`
     ScoreLine("calibration error", "ece", {}, "fraction"),
     ScoreLine("Brier score", "brier"),
 )

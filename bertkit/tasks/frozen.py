@@ -40,7 +40,7 @@ from bertkit.system.progress import Report, ShareDone, ignore
 # Beside the weights, these values of the configuration decide the vectors.
 COUNTED = ("hidden_size", "num_attention_heads", "hidden_act", "layer_norm_eps", "is_decoder")
 NEVER = -50.0  # the logit of an answer that no row has
-STRENGTHS = (0.01, 0.1, 1.0, 10.0, 100.0)  # from which folds choose; a strength is the inverse of a penalty
+STRENGTHS = (0.01, 0.1, 1.0, 10.0, 100.0)  # the choices of folds; a strength is the inverse of a penalty
 MOST_FOLDS, FOLD_ROWS = 5, 5_000
 LEAST = 1e-15  # the probability of a right answer, in a loss
 # A logistic regression that decides is solved exactly, and those of folds only as far as a choice needs it.
@@ -275,7 +275,7 @@ def solve_classes(
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "The number of unique classes")  # many of few rows look like numbers
                 head.set_params(C=strength).fit(vectors, targets)
-            learned = found[-len(head.coef_) :]  # of two classes, the first one's logit is 0
+            learned = found[-len(head.coef_) :]  # with two classes the first one's logit is 0
             weight[learned], bias[learned] = head.coef_, head.intercept_
         yield weight, bias
 
@@ -402,7 +402,7 @@ def divide_rows(targets: np.ndarray, groups: np.ndarray) -> list[Fold]:
     if number < 2 or len(np.unique(targets, axis=0)) < 2:
         return []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of a class that is in fewer groups than there are folds
+        warnings.simplefilter("ignore", UserWarning)  # scikit-learn warns of a class in fewer groups than folds
         parts = list(StratifiedKFold(number, shuffle=True, random_state=0).split(firsts, strata))
     folds = ([rows[np.isin(codes, part)] for part in pair] for pair in parts)
     return [(np.concatenate([fitted, always]), held) for fitted, held in folds]

@@ -50,8 +50,8 @@ Scores = dict[str, WeightedScore | float]
 class Kind:
     """A kind of label, and its answers."""
 
-    problem_type: str  # of a configuration
-    type: pa.DataType  # of the columns `label` and `prediction` of a prediction table
+    problem_type: str  # the name in a configuration
+    type: pa.DataType  # the type of the columns `label` and `prediction` of a prediction table
     scores: Mapping[str, str]  # key -> name in words; the first one is the score of a run
     has_names = True  # whether there are labels that a row can have or lack
     has_several = False  # whether a row may have more than one of them

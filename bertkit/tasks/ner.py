@@ -77,7 +77,7 @@ if TYPE_CHECKING:
 
 UNDECIDED = -1  # label where the logits are NaN or infinite
 ENTITY_SCORES = {"precision": "precision", "recall": "recall", "f1": "F1", "strict_f1": "strict F1"}
-WORD_SCORES = {"accuracy": "accuracy", "macro_f1": "macro F1"}  # of classes of words
+WORD_SCORES = {"accuracy": "accuracy", "macro_f1": "macro F1"}  # scores of words with classes
 NER_PAPER = {  # Table 7
     "f1": {"BERT-base, dev": 0.964, "BERT-large, dev": 0.966},
     "test_f1": {"BERT-base, test": 0.924, "BERT-large, test": 0.928},
@@ -536,7 +536,7 @@ def list_rows() -> tuple[ScoreLine, ...]:
     for split, name in NerTask.splits.items():
         for metric, word in (WORD_SCORES | ENTITY_SCORES).items():
             key, title = name.format(metric), word if split == "dev" else f"{word}, {split}"
-            hidden = name.format("accuracy") * (metric == "f1")  # which it equals
+            hidden = name.format("accuracy") if metric == "f1" else ""  # F1 of words equals their accuracy
             rows.append(ScoreLine(title, key, nothing.get(key, {}), "fraction", NER_PAPER.get(key, {}), hidden))
     return tuple(rows)
 

@@ -107,7 +107,7 @@ PRETRAINING_OPTIONS: Options = {
     "limit_characters": Option(0, 0, help="Read the first N characters of each source only; 0: all."),
     "max_tokens": MAX_TOKENS,
 }
-TEXT_OPTIONS: Options = {  # of one text or a pair
+TEXT_OPTIONS: Options = {  # options of one text or a pair
     "max_length": Option(
         128, 5, CODE, "Maximum number of tokens per input; longer pairs are truncated, longest text first."
     ),
@@ -131,7 +131,7 @@ WINDOW_OPTIONS: Options = {
     "max_query_length": Option(64, 1, CODE, "Maximum number of tokens per question; longer ones are truncated."),
     "max_answer_length": Option(30, 1, CODE, "Maximum number of tokens per answer."),
 }
-SPLIT_OPTIONS: Options = {  # of a person's own data
+SPLIT_OPTIONS: Options = {  # options of a person's own data
     "group": Option("", help="Column whose rows with equal values stay in the same split."),
     "dev_share": Option(0.1, 0, "ours", "Share of the training rows for dev, unless there is a dev file.", below=1),
     "test_share": Option(0.1, 0, "ours", "Share of the rows for test, if there is one file only.", below=1),

@@ -15,7 +15,7 @@ from bertkit.model.precision import use_precision
 from bertkit.system.progress import ignore
 from bertkit.tasks.task import PredictionSettings, Result, Task
 
-TOKENS_ON_CPU = 1024  # of a batch, whose activations then fit into a core's cache
+TOKENS_ON_CPU = 1024  # tokens of a batch whose activations fit into a core's cache
 
 
 def predict(

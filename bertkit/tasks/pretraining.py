@@ -60,8 +60,8 @@ MASK = "[MASK]"
 KNOWN_LOSSES = {"ln V": "uniform_loss", "token frequencies": "unigram_loss"}
 KNOWN_ACCURACY = {"the most frequent token": "unigram_accuracy"}
 FOREIGN_SHARE = 0.3  # share of unknown tokens; above it a vocabulary is for another script
-MOST_PASSES = 40  # of a training over its text, A.2
-FORECAST_CHARACTERS = 20_000_000  # of text, for a forecast of a run's cost
+MOST_PASSES = 40  # most passes of a training over its text, A.2
+FORECAST_CHARACTERS = 20_000_000  # characters of text for a forecast of a run's cost
 
 # The defaults of `bertkit pretrain` without a recipe or a model: those of recipes/demo/pretrain.toml.
 STARTER = {
@@ -112,7 +112,7 @@ def list_phases(recipe: Any) -> list[Phase]:
 
 # The columns of a summary, one row a sequence.
 TOKEN_LOSS, TOKENS, TOKENS_RIGHT, NSP_LOSS, NSP_RIGHT = range(5)
-COLUMNS = ("token_loss", "tokens", "tokens_right", "nsp_loss", "nsp_accuracy")  # of the prediction table
+COLUMNS = ("token_loss", "tokens", "tokens_right", "nsp_loss", "nsp_accuracy")  # columns of the prediction table
 
 
 class PretrainingTask(Task):

@@ -63,7 +63,7 @@ from bertkit.tasks.task import PredictionSettings, Result, score_summaries
 if TYPE_CHECKING:
     from bertkit.model.config import BertConfig
 
-RARE_ROWS = 3  # of a label in train, below which a warning is given
+RARE_ROWS = 3  # least rows of a label in train without a warning
 SAMPLE_PAIR = ("The man went to the store.", "He bought a gallon of milk.")  # as in section A.2
 
 
@@ -407,7 +407,7 @@ def list_rows() -> tuple[ScoreLine, ...]:
     names = {"score": "score"}  # the lines of studies name it
     for kind in (SINGLE_LABEL, SEVERAL_LABELS, ONE_NUMBER):  # the lines of the table are in this order
         names |= kind.scores
-    hidden = {"score": "score", "micro_f1": "accuracy"}  # their lines would repeat another one
+    hidden = {"score": "score", "micro_f1": "accuracy"}  # a line that would repeat another one's value is hidden
     rows = {}
     for key, name in names.items():
         is_error = key in ("rmse", "ece", "brier")  # lower is better

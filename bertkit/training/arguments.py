@@ -32,16 +32,18 @@ def make_arguments(recipe: Recipe, output: Path) -> TrainingArguments:
         "report_to": "none",
         "disable_tqdm": True,
         "log_level_replica": "error",  # only the first of several processes logs
-        "logging_nan_inf_filter": False,  # it would hide a NaN loss
+        "logging_nan_inf_filter": False,  # the filter would hide a NaN loss
         "use_cpu": not torch.accelerator.is_available(),  # required for bf16 on a CPU
         "ddp_find_unused_parameters": False,  # a head uses all of its parameters
         "remove_unused_columns": False,  # all columns of a task are arguments of its head
         "per_device_eval_batch_size": max(per_device, 32),
     }
-    if train.get("load_best_model_at_end") or train.get("save_strategy") == "best":  # otherwise the last one is kept
+    if (
+        train.get("load_best_model_at_end") or train.get("save_strategy") == "best"
+    ):  # the last checkpoint is kept unless the best one is asked for
         defaults |= {"metric_for_best_model": task.metric, "greater_is_better": not task.lower_is_better}
     if "activation_checkpointing" in TrainingArguments.__dataclass_fields__ and "gradient_checkpointing" in train:
-        train["activation_checkpointing"] = train.pop("gradient_checkpointing")  # its newer name
+        train["activation_checkpointing"] = train.pop("gradient_checkpointing")  # transformers' newer name
     with explain_refusal("[train]"):
         args = TrainingArguments(
             **defaults

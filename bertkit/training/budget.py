@@ -32,9 +32,9 @@ from bertkit.training.run_dir import RECIPE_FILE, has_begun, read_record
 
 CLOCK_FILE, MEASURED_FILE = ".time_used.json", ".measured.json"  # hidden: written before the run has begun
 PROBE_SHARE = 0.05  # share of a budget for timed updates
-SPARE_SHARE = 0.05  # of the time for training, for a slower machine
+SPARE_SHARE = 0.05  # share of the time for training, kept for a slower machine
 LEAST_UPDATES = 20  # updates in a training, unless all epochs have fewer
-LEAST_SOLVED, LEAST_SHARE = 60, 0.5  # of a training from a solved head: updates, or a share of its own length
+LEAST_SOLVED, LEAST_SHARE = 60, 0.5  # least updates, or least share of its length, of a training from a solved head
 
 
 class TooShort(UsageError):

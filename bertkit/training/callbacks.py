@@ -171,7 +171,7 @@ class Deadline(StopAfter):
         self.clock = clock
         self.measured = measured
         self.saving = measured.saving
-        self.taken = self.expected = SECONDS_OF_SPEED  # of the latest updates; the measurement counts as one of them
+        self.taken = self.expected = SECONDS_OF_SPEED  # seconds of the latest updates, beginning with the measurement
         self.before = 0.0  # the end of the last update, evaluation or checkpoint
 
     def on_step_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:

@@ -104,7 +104,7 @@ def measure(recipe: Recipe, prepared: Prepared, seconds: float) -> Measured:
     shares = [len(part) / len(rows) for part in parts]
     args = make_arguments(recipe, Path())
     if recipe.starts_solved and recipe.data.get("pooling") == "auto":
-        recipe = recipe.override(data={"pooling": "mean"})  # it takes longer
+        recipe = recipe.override(data={"pooling": "mean"})  # the mean takes longer than [CLS]
     with TemporaryDirectory() as folder, explain_shortage(args, lambda: recipe):
         model = make_model(task, recipe, prepared.settings)
         recipe = bound_tokens(recipe, task, model, rows, args.device)
@@ -113,7 +113,7 @@ def measure(recipe: Recipe, prepared: Prepared, seconds: float) -> Measured:
         for part in parts:
             trainer, found = time_updates(recipe, model, Subset(rows, part), seconds / len(parts), Path(folder))
             updates.append(found)
-            some = spread(part) if task.reusable else part[:SAMPLED]  # those of a pretraining are planned in order
+            some = spread(part) if task.reusable else part[:SAMPLED]  # sequences of a pretraining are planned in order
             mask = task.collate(rows.__getitems__(list(some)))["attention_mask"]
             tokens.append(float(mask.sum()) / len(some))
         trainer.compute_metrics, some = None, spread(range(len(dev)))
@@ -175,7 +175,7 @@ def time_updates(recipe: Recipe, model: nn.Module, rows: Subset, seconds: float,
     timings = []
     for _ in range(4):  # each says how large the next one may be
         train = TRAIN_ONLY | {"max_steps": updates}
-        if "per_device_train_batch_size" in recipe.train:  # otherwise `max_tokens` divides the update
+        if "per_device_train_batch_size" in recipe.train:  # without it `max_tokens` divides the update
             train["per_device_train_batch_size"] = min(size, micro)
         short = recipe.override(batch_size=size * args.world_size, patience=0, train=train)
         parts = TASKS[recipe.task], model, make_arguments(short, folder), {"train": rows}, short

@@ -86,7 +86,7 @@ def write_card(
         top=top,
         strength=metrics.get(SOLVED, 0.0) if metrics.get(KEPT) == "start" else 0.0,
         labels=[quote_code(label) for label in labels if hasattr(model, "classifier")],
-        trials=len(list(Path(name, SEARCH).glob("*/trial-*.toml"))),  # of the search that came before the run
+        trials=len(list(Path(name, SEARCH).glob("*/trial-*.toml"))),  # trials of the search before the run
         scores=format_table(tabulate_scores(rows, metrics, "this model")) if rows else [],
         metrics=metrics,
         data=describe_data(task, recipe, sizes, commits),
@@ -137,7 +137,7 @@ def read_base_card(recipe: Recipe) -> dict[str, Any]:
     """Return language and licence in the base model's card, from its directory or the cache of the Hub."""
     if not (checkpoint := recipe.checkpoint):
         return {}
-    with suppress(Exception):  # there is no card, or its author made a mistake in it
+    with suppress(Exception):  # the card may be missing or wrong
         model, revision = split_revision(checkpoint)
         is_local = Path(checkpoint).exists()
         path = Path(checkpoint, CARD) if is_local else try_to_load_from_cache(model, CARD, revision=revision)

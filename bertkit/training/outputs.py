@@ -32,7 +32,7 @@ from bertkit.training.run_dir import (
 from bertkit.training.trainer import BertTrainer
 
 COMPARED = 0.2  # share of the log whose losses are compared with as many before
-LEAST_LOSS = 0.25  # of the loss at the start: below it the rows are learned
+LEAST_LOSS = 0.25  # share of the loss at the start, below which the rows are learned
 
 
 def write_results(

@@ -286,7 +286,7 @@ def read_recipe(path: str | Path) -> RecipePart:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"recipe {path} cannot be read ({reason}); give a file in TOML (https://toml.io)") from None
     data = recipe.get("data")
-    if isinstance(data, dict) and "held_back" in data and "start" not in recipe:  # of a run of an earlier version
+    if isinstance(data, dict) and "held_back" in data and "start" not in recipe:  # a run of an earlier version
         recipe["start"] = "random"
         if "freeze" not in recipe:
             data.pop("pooling", None)

@@ -34,7 +34,9 @@ from bertkit.training.recipe import ADAPTED, Recipe
 
 LEAST_EPOCHS, MOST_EPOCHS = 3, 20
 RATE_TIMES_HIDDEN = 0.03
-LEAST_EXPLAINED = 0.05  # of a constant answer's loss, by a solved head: 0.01 on CoLA, 0.1 on 50 rows of SST-2
+LEAST_EXPLAINED = (
+    0.05  # share of a constant answer's loss that a solved head explains: 0.01 on CoLA, 0.1 on 50 rows of SST-2
+)
 MOST_SOLVED, MOST_SOLVED_WORDS = 20_000, 50_000  # texts and words that a head is solved on
 UNUSED = ("batch_size", "patience", *ADAPTED, "max_steps", "warmup_steps")  # keys of a training by gradients
 

@@ -157,7 +157,7 @@ def run(
             fold_targets(model)
         elif "train" in prepared.data:
             report(f"{parameters}; {describe_training(args, recipe, prepared.data['train'])}")
-            if recipe.starts_solved and not trainer.is_fsdp_enabled:  # which shards the model
+            if recipe.starts_solved and not trainer.is_fsdp_enabled:  # FSDP shards the model
                 save = partial(save_start, task, trainer, prepared, output, report)
                 trainer.add_callback(BeforeTraining(save))
             train(trainer, checkpoint, report)
@@ -320,7 +320,7 @@ def finish(
 ) -> dict[str, Any]:
     """Score and save a trained model, and return its scores; the first process writes the rest of the directory."""
     trainer.compute_metrics = None  # each split has its own labels
-    answers: dict[int, np.ndarray] = {}  # of the splits that are predicted already
+    answers: dict[int, np.ndarray] = {}  # answers of the splits that are predicted already
 
     def predict(data: Any) -> np.ndarray:
         if id(data) not in answers:

@@ -12,8 +12,8 @@ from bertkit.tasks.task import Task
 from bertkit.training.recipe import Recipe
 
 TRAINED_ON_CPU = 2560  # tokens: BERT-base takes less than 5 GB; measured in recipes/RESULTS.md
-USED_SHARE = 0.8  # of the free memory of a GPU
-STATE_BYTES = 12  # of a learned weight: its gradient and the two moments of Adam, in fp32
+USED_SHARE = 0.8  # share of a GPU's free memory
+STATE_BYTES = 12  # bytes of a learned weight's gradient and two moments of Adam, in fp32
 SAMPLED = 128  # sequences whose tokens are counted, and that a dry run predicts
 
 

@@ -44,7 +44,7 @@ def train(trainer: "BertTrainer", checkpoint: Path | None, report: Report) -> No
     if checkpoint:
         report(f"continues after {checkpoint.name}")
         trainer.restore_sums(checkpoint)
-        trainer.args.eval_on_start = False  # it was done at the first start
+        trainer.args.eval_on_start = False  # a resumed run has evaluated at its first start
     start = time.monotonic()
     stopper = next(x for x in trainer.callback_handler.callbacks if isinstance(x, StopOnSignal))
     # SIGTERM and the first Ctrl-C let the update finish, write a checkpoint and end the training.
@@ -101,7 +101,7 @@ class BertTrainer(Trainer):
         self.add_callback(Milestones(self.milestones, pause))
         if patience:
             self.add_callback(StopEarly(patience, *self.criterion))
-        self.sums: dict[str, Tensor] = {}  # of the loss and its parts since the last log, in this process
+        self.sums: dict[str, Tensor] = {}  # this process's sums of the loss and its parts since the last log
         self.logged_at = 0  # the update of the last log
         self.resumed_at = 0  # the update after which this process began
         if self.is_fsdp_enabled:

@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     from transformers import BertTokenizerFast
 
 TOKENS_A_SHARD = 1 << 24
-LOSSES = 3  # of local workers, which end a build
+LOSSES = 3  # losses of local workers that end a build
 LOOK = 1.0  # seconds between two looks at the workers and their files
 LOST = ("concurrent.futures.process", "ray.exceptions")  # modules of the errors of a worker that has died
 DEDUPLICATE = ("", "documents", "lines")

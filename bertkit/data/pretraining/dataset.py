@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-PLAN_VERSION = 2  # of the algorithm in `pairs.py` and the names of files: other plans must not be reused
+PLAN_VERSION = 2  # the version of the algorithm in `pairs.py` and of file names: other plans must not be reused
 
 
 @dataclass(frozen=True)

@@ -58,9 +58,11 @@ SENTENCE_END = r"(?:(?<=[.!?] )|(?<=[。！？])|\Z)"
 # Parts of a paragraph, each up to the last sentence end within that length, or to the first one after it.
 SHORT_PARTS = re.compile(rf"(?s:.{{1,{LONGEST_PARAGRAPH}}}{SENTENCE_END}|.+?{SENTENCE_END})")
 LINES_OF_FORM = 3  # lines that tell the form of a file
-DOC_LINE = re.compile(r"</?doc\b[^<>]*>$", re.IGNORECASE)  # of WikiExtractor
+DOC_LINE = re.compile(r"</?doc\b[^<>]*>$", re.IGNORECASE)  # a line of WikiExtractor
 MARKED_UP = "markup"
-TAGS = re.compile(r"<[/!?]?[A-Za-z][\w:-]*(?:\s[^<>]*)?/?>|&#?\w{2,8};|\[\[\w|\{\{")  # or entities, links, templates
+TAGS = re.compile(
+    r"<[/!?]?[A-Za-z][\w:-]*(?:\s[^<>]*)?/?>|&#?\w{2,8};|\[\[\w|\{\{"
+)  # tags, entities, links and templates
 JSON_KEYS = re.compile(r'"\w+"\s*:')
 MOST_MARKUP = 0.01  # tags, entities or keys per sentence
 JSONL_REMEDY = 'each line of JSONL must be a document, {"text": "..."}'
@@ -217,7 +219,7 @@ def _gather(piece: Piece, passages: bool, noted: Noted, report: Report) -> Itera
 # --- passages
 
 SHORT_LINES, SHORT = "short lines", 100  # the rule of lines without a mark, and their most characters
-EXAMPLES, LONGEST_EXAMPLE = 3, 40  # of each rule; characters
+EXAMPLES, LONGEST_EXAMPLE = 3, 40  # examples of each rule, and their characters
 CAPTION = r"(?:[\w-]{3,}(?:\s*=[^|]*)?|\d*x?\d+\s?px)\|"  # of a picture on Wikipedia: thumb|, upright=1.2|, 200px|
 NAMESPACES = "Category|Kategorie|Catégorie|Categoría|Categoria|Categorie"
 RULES = {  # rule -> its lines, in Wikipedia's plain text from the Hub, WikiExtractor and the API
