@@ -191,13 +191,9 @@ def load(run: str | Path) -> "Run":
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run, an export or a model on the Hub, at work.
+    """A finished run, an export or a model on the Hub, at work."""
 
-    Attributes:
-        source: Its directory, or its name on the Hub.
-    """
-
-    source: str
+    source: str  # the directory, or its name on the Hub
 
     def __post_init__(self) -> None:
         """Make a directory's path absolute, so that it is found after a change of the working directory."""

@@ -84,18 +84,13 @@ class Method:
 
 @dataclass(frozen=True)
 class MethodComparison:
-    """A method compared with the first of its task.
-
-    Attributes:
-        p: The p-value, corrected for the number of `comparisons`.
-        left_out: The number of rows that are not in all runs of the task.
-    """
+    """A method compared with the first of its task."""
 
     first: Method
     second: Method
     contrast: Contrast
-    left_out: int
-    p: float
+    left_out: int  # the number of rows that are not in all runs of the task
+    p: float  # the p-value, corrected for the number of `comparisons`
     comparisons: int
 
     @property

@@ -53,19 +53,13 @@ GIVEN_AWAY = 0.95  # share of the label's variance that a column explains
 
 @dataclass(frozen=True, eq=False)
 class Diagnosis:
-    """The result of an examination.
-
-    Attributes:
-        rows: The rows of each split, without their groups.
-        findings: The content of the JSON file. Rows have the numbers of their lines.
-        train: The examples of train; None without them.
-    """
+    """The result of an examination."""
 
     recipe: Recipe
-    rows: Mapping[str, ExampleRows]
+    rows: Mapping[str, ExampleRows]  # the rows of each split, without their groups
     checked: CheckedRows
-    findings: Mapping[str, Any]
-    train: Any
+    findings: Mapping[str, Any]  # the content of the JSON file. Rows have the numbers of their lines
+    train: Any  # the examples of train; None without them
 
     def add(self, **findings: Any) -> "Diagnosis":
         """Return the diagnosis with further findings."""

@@ -174,33 +174,21 @@ def use_padded_path(model: nn.Module) -> Iterator[None]:
 
 
 class Word(NamedTuple):
-    """A word of an input.
+    """A word of an input."""
 
-    Attributes:
-        field: The name of its text.
-        start: Its first character, or its number if the input was a list of words.
-        end: The character or the number behind it.
-    """
-
-    field: str
+    field: str  # the name of its text
     text: str
-    start: int
-    end: int
+    start: int  # the first character, or its number if the input was a list of words
+    end: int  # the character or the number behind it
 
 
 class Logit(NamedTuple):
-    """A logit of one of an input's sequences.
-
-    Attributes:
-        output: The name among the model's outputs, such as `logits`.
-        index: The indices behind that of the batch.
-        weight: Its factor in the explained sum.
-    """
+    """A logit of one of an input's sequences."""
 
     sequence: int
-    output: str
-    index: tuple[int, ...]
-    weight: float = 1.0
+    output: str  # the name among the model's outputs, such as `logits`
+    index: tuple[int, ...]  # the indices behind that of the batch
+    weight: float = 1.0  # the factor in the explained sum
 
 
 class Target(NamedTuple):

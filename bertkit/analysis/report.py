@@ -81,17 +81,12 @@ MOST_CONFUSED = 20  # labels of a confusion matrix
 
 @dataclass(frozen=True)
 class Source:
-    """A run or a study that has a part of the page.
-
-    Attributes:
-        study: The content of study.json; empty for a run.
-        is_part: Whether a run is included only because of its study.
-    """
+    """A run or a study that has a part of the page."""
 
     path: Path
     id: str
-    study: Mapping[str, Any]
-    is_part: bool = False
+    study: Mapping[str, Any]  # the content of study.json; empty for a run
+    is_part: bool = False  # whether a run is included only because of its study
 
 
 def write_page(paths: Sequence[Path], output: Path, report: Report = ignore) -> None:

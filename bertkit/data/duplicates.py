@@ -28,21 +28,13 @@ Texts = tuple[str, ...]
 
 @dataclass(frozen=True, eq=False)
 class SplitRepeats:
-    """The repeated rows of a split, by their numbers from 0.
+    """The repeated rows of a split, by their numbers from 0."""
 
-    Attributes:
-        size: The number of rows.
-        in_train: (N, 2) a row, and the first row of train with equal texts; empty for train.
-        repeats: (N, 2) a row, and the first row of the split with equal texts, which is not a repeat itself.
-        contradictory: The rows of each text that has different answers in the split.
-        contradicts_train: (N, 2) a row, and the first row of train with equal texts and another answer.
-    """
-
-    size: int
-    in_train: np.ndarray
-    repeats: np.ndarray
-    contradictory: Sequence[np.ndarray]
-    contradicts_train: np.ndarray
+    size: int  # the number of rows
+    in_train: np.ndarray  # (N, 2) a row, and the first row of train with equal texts; empty for train
+    repeats: np.ndarray  # (N, 2) a row, and the first row of the split with equal texts, which is not a repeat itself
+    contradictory: Sequence[np.ndarray]  # the rows of each text that has different answers in the split
+    contradicts_train: np.ndarray  # (N, 2) a row, and the first row of train with equal texts and another answer
 
 
 # --- Equal rows -------------------------------------------------------------------------------------------------------

@@ -53,25 +53,15 @@ Converted = TypeVar("Converted")
 
 @dataclass(frozen=True)
 class LabelSpace:
-    """The labels that a model learns.
+    """The labels that a model learns."""
 
-    Attributes:
-        kind: The `problem_type` of the configuration.
-        names: The labels in the order of the logits.
-        columns: The label columns.
-        reason: Why it is this kind and order, for a report.
-        remarks: Lines about labels that look odd.
-        separator: The text between several labels in a cell; "" if each cell is a list.
-        positions: The labels at the positions of lists of 0 and 1; empty if lists hold the labels.
-    """
-
-    kind: str
-    names: tuple[str, ...]
-    columns: tuple[str, ...]
-    reason: str
-    remarks: tuple[str, ...] = ()
-    separator: str = SEPARATOR
-    positions: tuple[str, ...] = ()
+    kind: str  # the `problem_type` of the configuration
+    names: tuple[str, ...]  # the labels in the order of the logits
+    columns: tuple[str, ...]  # the label columns
+    reason: str  # why it is this kind and order, for a report
+    remarks: tuple[str, ...] = ()  # lines about labels that look odd
+    separator: str = SEPARATOR  # the text between several labels in a cell; "" if each cell is a list
+    positions: tuple[str, ...] = ()  # the labels at the positions of lists of 0 and 1; empty if lists hold the labels
 
     def describe(self) -> str:
         """Return the kind of problem and the labels in words."""

@@ -38,23 +38,14 @@ class Items:
 
 @dataclass(eq=False)
 class Sequences(Items):
-    """S encoded sequences, concatenated in flat arrays.
+    """S encoded sequences, concatenated in flat arrays."""
 
-    Attributes:
-        ids: (N,) token ids.
-        ends: (S,) the end offset of each sequence in `ids`.
-        seconds: (S,) the number of tokens of segment B, which is at the end of the sequence.
-        labels: (S,) int64 classes or float32 numbers; None without labels.
-        shortened: (E,) bool, whether an input was truncated; None if unknown.
-        counts: (E,) the number of sequences of each input, side by side; None if unknown.
-    """
-
-    ids: np.ndarray
-    ends: np.ndarray
-    seconds: np.ndarray
-    labels: np.ndarray | None
-    shortened: np.ndarray | None = None
-    counts: np.ndarray | None = None
+    ids: np.ndarray  # (N,) token ids
+    ends: np.ndarray  # (S,) the end offset of each sequence in `ids`
+    seconds: np.ndarray  # (S,) the number of tokens of segment B, which is at the end of the sequence
+    labels: np.ndarray | None  # (S,) int64 classes or float32 numbers; None without labels
+    shortened: np.ndarray | None = None  # (E,) bool, whether an input was truncated; None if unknown
+    counts: np.ndarray | None = None  # (E,) the number of sequences of each input, side by side; None if unknown
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -75,17 +66,11 @@ class Sequences(Items):
 
 @dataclass(eq=False)
 class Groups(Items):
-    """S items of several sequences each: the endings of a question, or the windows of a text.
+    """S items of several sequences each: the endings of a question, or the windows of a text."""
 
-    Attributes:
-        sequences: Those of all items, the sequences of an item side by side.
-        labels: (S,) or (S, L), one label or one row of labels for each item; None without labels.
-        counts: (S,) the number of sequences of each item.
-    """
-
-    sequences: Sequences
-    labels: np.ndarray | None
-    counts: np.ndarray
+    sequences: Sequences  # those of all items, the sequences of an item side by side
+    labels: np.ndarray | None  # (S,) or (S, L), one label or one row of labels for each item; None without labels
+    counts: np.ndarray  # (S,) the number of sequences of each item
 
     def __post_init__(self) -> None:
         self.ends = np.cumsum(self.counts)
@@ -212,19 +197,12 @@ def pad(items: Sequence[dict[str, Any]]) -> dict[str, "Tensor"]:
 
 
 class EncodedInputs(NamedTuple):
-    """The sequences of the inputs of a prediction.
+    """The sequences of the inputs of a prediction."""
 
-    Attributes:
-        data: A data set of the sequences.
-        lengths: (S,) the tokens of each sequence.
-        truncated: Whether each input was truncated.
-        collate: Returns the batch of a list of sequences.
-    """
-
-    data: Any
-    lengths: np.ndarray
-    truncated: Sequence[bool]
-    collate: Callable[[Sequence[dict[str, Any]]], dict[str, "Tensor"]] = pad
+    data: Any  # a data set of the sequences
+    lengths: np.ndarray  # (S,) the tokens of each sequence
+    truncated: Sequence[bool]  # whether each input was truncated
+    collate: Callable[[Sequence[dict[str, Any]]], dict[str, "Tensor"]] = pad  # returns the batch of a list of sequences
 
 
 def pad_choices(items: Sequence[dict[str, Any]]) -> dict[str, "Tensor"]:

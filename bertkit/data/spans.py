@@ -32,22 +32,15 @@ LENGTH_WEIGHT = 0.01  # weight of a window's length in a token's context score (
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question about a context.
-
-    Attributes:
-        answers: The right answers as they stand in the context; empty if it has none (SQuAD 2.0).
-        starts: The start offset of each answer in characters; -1 if the file does not give it.
-        group: A name that keeps questions in the same split; empty for the context.
-        row: Its number in the file, from 1.
-    """
+    """A question about a context."""
 
     id: str
     question: str
     context: str
-    answers: tuple[str, ...]
-    starts: tuple[int, ...]
-    group: str = ""
-    row: int = field(default=0, compare=False)
+    answers: tuple[str, ...]  # the right answers as they stand in the context; empty if it has none (SQuAD 2.0)
+    starts: tuple[int, ...]  # the start offset of each answer in characters; -1 if the file does not give it
+    group: str = ""  # a name that keeps questions in the same split; empty for the context
+    row: int = field(default=0, compare=False)  # the number in the file, from 1
 
 
 def is_placed(question: Question) -> bool:
@@ -113,45 +106,28 @@ def locate_answer(offsets: np.ndarray, start: int, end: int) -> tuple[int, int] 
 
 @dataclass(frozen=True, eq=False)
 class Windows(Items):
-    """W windows over the contexts of Q questions, built on access.
+    """W windows over the contexts of Q questions, built on access."""
 
-    Attributes:
-        questions: Q questions, in order.
-        cls, sep: The ids of the two special tokens.
-        ids: (N,) tokens of all questions, concatenated.
-        ends: (Q,) the end offset of each question in `ids`.
-        context_ids, context_ends: The same for the C distinct contexts.
-        offsets: (N, 2) start and end character of each token of the contexts.
-        contexts: (Q,) the index of each question's context.
-        owners: (W,) the index of each window's question, ascending.
-        starts, lengths: (W,) the range of context tokens in each window.
-        shares: (W, 2) first and end of the tokens that have most context in this window.
-        answers: (W, 2) first and last token of the answer in the sequence; 0, which is [CLS], if the answer is not
-            completely in the window or there is none.
-        max_answer_length: Maximum length of a predicted answer, in tokens.
-        shortened: (Q,) bool, whether a question was truncated.
-        second_type: The token type of the context.
-        language: The language whose rules compare answers (`bertkit.metrics.squad`).
-    """
-
-    questions: Sequence[Question]
-    cls: int
+    questions: Sequence[Question]  # Q questions, in order
+    cls: int  # cls, sep: The ids of the two special tokens
     sep: int
-    ids: np.ndarray
-    ends: np.ndarray
-    context_ids: np.ndarray
+    ids: np.ndarray  # (N,) tokens of all questions, concatenated
+    ends: np.ndarray  # (Q,) the end offset of each question in `ids`
+    context_ids: np.ndarray  # context_ids, context_ends: The same for the C distinct contexts
     context_ends: np.ndarray
-    offsets: np.ndarray
-    contexts: np.ndarray
-    owners: np.ndarray
-    starts: np.ndarray
+    offsets: np.ndarray  # (N, 2) start and end character of each token of the contexts
+    contexts: np.ndarray  # (Q,) the index of each question's context
+    owners: np.ndarray  # (W,) the index of each window's question, ascending
+    starts: np.ndarray  # starts, lengths: (W,) the range of context tokens in each window
     lengths: np.ndarray
-    shares: np.ndarray
+    shares: np.ndarray  # (W, 2) first and end of the tokens that have most context in this window
+    # (W, 2) first and last token of the answer in the sequence; 0, which is [CLS], if the answer is not completely in
+    # the window or there is none
     answers: np.ndarray
-    max_answer_length: int
-    shortened: np.ndarray
-    second_type: int = 1
-    language: str = "en"
+    max_answer_length: int  # maximum length of a predicted answer, in tokens
+    shortened: np.ndarray  # (Q,) bool, whether a question was truncated
+    second_type: int = 1  # the token type of the context
+    language: str = "en"  # the language whose rules compare answers (`bertkit.metrics.squad`)
 
     def __len__(self) -> int:
         return len(self.owners)
@@ -298,30 +274,21 @@ def express(windows: Windows, index: int) -> list[str]:
 
 
 class Span(NamedTuple):
-    """An answer, with the scores S.T_i of its first token and E.T_j of its last.
-
-    Attributes:
-        first, last: The offsets of its first character and behind its last one in the context.
-    """
+    """An answer, with the scores S.T_i of its first token and E.T_j of its last."""
 
     text: str
     start: float
     end: float
-    first: int = 0
+    first: int = 0  # first, last: The offsets of its first character and behind its last one in the context
     last: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A model's answer to a question.
+    """A model's answer to a question."""
 
-    Attributes:
-        spans: At most `N_BEST` best answers with distinct texts, sorted by S.T_i + E.T_j.
-        null: S.C and E.C of the window with the smallest sum.
-    """
-
-    spans: list[Span]
-    null: tuple[float, float]
+    spans: list[Span]  # at most `N_BEST` best answers with distinct texts, sorted by S.T_i + E.T_j
+    null: tuple[float, float]  # S.C and E.C of the window with the smallest sum
 
     @property
     def best(self) -> Span:

@@ -50,48 +50,31 @@ BASIC = "basic"  # `BertConfig.text_words` of a model that is trained on spans o
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """A sentence of words with one tag per word.
-
-    Attributes:
-        tags: The tags in IOB2.
-        official: The tags as the file has them.
-        document: The number of -DOCSTART- lines before the sentence.
-        line: The line of its first word, or its row on the Hub, from 1.
-        entities: The entities of the file (first word, end, type) and their texts, if its spans are not all whole
-            words; those that are not begin at ABSENT, so that no prediction equals them. None: those of the tags.
-    """
+    """A sentence of words with one tag per word."""
 
     words: Sequence[str]
-    tags: Sequence[str]
-    official: Sequence[str]
-    document: int
-    line: int
+    tags: Sequence[str]  # the tags in IOB2
+    official: Sequence[str]  # the tags as the file has them
+    document: int  # the number of -DOCSTART- lines before the sentence
+    line: int  # the line of its first word, or its row on the Hub, from 1
+    # The entities of the file (first word, end, type) and their texts, if its spans are not all whole words; those
+    # that are not begin at ABSENT, so that no prediction equals them. None: those of the tags
     entities: Mapping[tuple[int, int, str], str] | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class TaggedText:
-    """The sentences of a file or of a split on the Hub.
-
-    Attributes:
-        documents: The number of -DOCSTART- lines; 0 if the source does not mark documents.
-        scheme: IOB1, IOB2, IOBES or BILOU; words if each tag is the class of a word, and stays as it is.
-        odd: The number of tags that do not follow the scheme.
-        rows: The rows of the sentences in a person's own table; None for CoNLL files.
-        columns: The columns of a table that have the words or texts, and the tags or spans.
-        is_labelled: Whether the sentences have tags; all are O if not.
-        text_words: How a table's texts were divided into words, as in `BertConfig`.
-    """
+    """The sentences of a file or of a split on the Hub."""
 
     source: str
     sentences: Sequence[Sentence]
-    documents: int
-    scheme: str
-    odd: int
-    rows: Columns | None = None
-    columns: tuple[str, str] = ("", "")
-    is_labelled: bool = True
-    text_words: str | None = None
+    documents: int  # the number of -DOCSTART- lines; 0 if the source does not mark documents
+    scheme: str  # IOB1, IOB2, IOBES or BILOU; words if each tag is the class of a word, and stays as it is
+    odd: int  # the number of tags that do not follow the scheme
+    rows: Columns | None = None  # the rows of the sentences in a person's own table; None for CoNLL files
+    columns: tuple[str, str] = ("", "")  # the columns of a table that have the words or texts, and the tags or spans
+    is_labelled: bool = True  # whether the sentences have tags; all are O if not
+    text_words: str | None = None  # how a table's texts were divided into words, as in `BertConfig`
 
     def take(self, numbers: np.ndarray) -> "TaggedText":
         """Return some of the sentences."""
@@ -119,32 +102,19 @@ class TaggedText:
 
 @dataclass(frozen=True, eq=False)
 class WordWindows(Items):
-    """The S sequences of some sentences of M words, built on access; a long sentence has several.
+    """The S sequences of some sentences of M words, built on access; a long sentence has several."""
 
-    Attributes:
-        text: The sentences.
-        documents: (S,) ascending, the number of each sequence's document.
-        names: The label names.
-        cls, sep: The ids of the two special tokens.
-        ids: (N,) tokens of all sentences, concatenated.
-        ends: (S,) the end offset of each sequence's own words in `ids`.
-        firsts: (M,) the index of each word's first token in `ids`, ABSENT if it has none.
-        word_ends: (S,) the end offset of each sequence's own words among all words.
-        labels: (M,) each word's label; that of O for a tag that is not among `names`.
-        starts, stops: (S,) the range of `ids` that each sequence shows.
-    """
-
-    text: TaggedText
-    documents: np.ndarray
-    names: Sequence[str]
-    cls: int
+    text: TaggedText  # the sentences
+    documents: np.ndarray  # (S,) ascending, the number of each sequence's document
+    names: Sequence[str]  # the label names
+    cls: int  # cls, sep: The ids of the two special tokens
     sep: int
-    ids: np.ndarray
-    ends: np.ndarray
-    firsts: np.ndarray
-    word_ends: np.ndarray
-    labels: np.ndarray
-    starts: np.ndarray
+    ids: np.ndarray  # (N,) tokens of all sentences, concatenated
+    ends: np.ndarray  # (S,) the end offset of each sequence's own words in `ids`
+    firsts: np.ndarray  # (M,) the index of each word's first token in `ids`, ABSENT if it has none
+    word_ends: np.ndarray  # (S,) the end offset of each sequence's own words among all words
+    labels: np.ndarray  # (M,) each word's label; that of O for a tag that is not among `names`
+    starts: np.ndarray  # starts, stops: (S,) the range of `ids` that each sequence shows
     stops: np.ndarray
 
     def __len__(self) -> int:
@@ -339,17 +309,11 @@ def fit_context(ends: np.ndarray, documents: np.ndarray, room: int) -> tuple[np.
 
 @dataclass(eq=False)
 class OrderedWords:
-    """The S sequences of some sentences for training, document after document, in another order in every epoch.
+    """The S sequences of some sentences for training, document after document, in another order in every epoch."""
 
-    Attributes:
-        words: The sequences.
-        size: The number of sequences in an update.
-        seed: Decides the orders.
-    """
-
-    words: WordWindows
-    size: int
-    seed: int
+    words: WordWindows  # the sequences
+    size: int  # the number of sequences in an update
+    seed: int  # decides the orders
 
     def __post_init__(self) -> None:
         self.set_epoch(0)
@@ -397,17 +361,11 @@ def order_documents(documents: np.ndarray, size: int, draw: np.random.Generator)
 
 @dataclass(frozen=True, eq=False)
 class Features(Items):
-    """S sequences of words with the activations of each word's first token, on disk.
+    """S sequences of words with the activations of each word's first token, on disk."""
 
-    Attributes:
-        path: A .npy file (M, K, H).
-        ends: (S,) the number of words up to each sequence's end.
-        labels: (M,) the labels of the words.
-    """
-
-    path: Path
-    ends: np.ndarray
-    labels: np.ndarray
+    path: Path  # a .npy file (M, K, H)
+    ends: np.ndarray  # (S,) the number of words up to each sequence's end
+    labels: np.ndarray  # (M,) the labels of the words
 
     @cached_property
     def values(self) -> np.ndarray:

@@ -66,18 +66,14 @@ SIZED_AT_ONCE = 256  # rows collated to find their lengths
 
 @dataclass(frozen=True, eq=False)
 class ScoredModel:
-    """A trained model with what its scores depend on.
-
-    Attributes:
-        decided: Values of its configuration that an evaluation has decided: tau, thresholds.
-    """
+    """A trained model with what its scores depend on."""
 
     run: str
     task: Task
     recipe: Recipe
     settings: PredictionSettings
     precision: str
-    decided: Mapping[str, Any]
+    decided: Mapping[str, Any]  # values of its configuration that an evaluation has decided: tau, thresholds
 
     def encode(self, examples: Any, split: str, report: Report = ignore) -> Any:
         """Return the data set of some examples."""

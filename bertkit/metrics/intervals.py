@@ -51,25 +51,15 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class Contrast:
-    """The points of a table that a second method scores above the first one on the same rows.
+    """The points of a table that a second method scores above the first one on the same rows."""
 
-    Attributes:
-        value: The difference of the means over the runs.
-        low: The lower limit of the interval.
-        high: Its upper limit.
-        p: The two-sided p-value of no difference.
-        rows: The number of rows (texts, questions, documents).
-        row_error: The standard error that the rows cause.
-        seed_error: The one that the seeds cause; None if both methods have a single run.
-    """
-
-    value: float
-    low: float
-    high: float
-    p: float
-    rows: int
-    row_error: float
-    seed_error: float | None = None
+    value: float  # the difference of the means over the runs
+    low: float  # the lower limit of the interval
+    high: float  # the upper limit
+    p: float  # the two-sided p-value of no difference
+    rows: int  # the number of rows (texts, questions, documents)
+    row_error: float  # the standard error that the rows cause
+    seed_error: float | None = None  # the one that the seeds cause; None if both methods have a single run
 
 
 def find_interval(score: WeightedScore, groups: Sequence[Hashable] | None = None, seed: int = 0) -> Interval | None:
@@ -160,17 +150,12 @@ def list_seed_variances(runs: Sequence[np.ndarray]) -> list[tuple[float, int]]:
 
 @dataclass(frozen=True, eq=False)
 class Units:
-    """The rows of some scores as they are drawn.
+    """The rows of some scores as they are drawn."""
 
-    Attributes:
-        scores: Scores of the distinct rows or groups (U), or of all rows (S) if they cannot be added up.
-        counts: (U,) how many there are of each.
-        numbers: (S,) the number of each row's group, if rows cannot be added up; else None.
-    """
-
+    # Scores of the distinct rows or groups (U), or of all rows (S) if they cannot be added up
     scores: Sequence[WeightedScore]
-    counts: np.ndarray
-    numbers: np.ndarray | None = None
+    counts: np.ndarray  # (U,) how many there are of each
+    numbers: np.ndarray | None = None  # (S,) the number of each row's group, if rows cannot be added up; else None
 
     def spread(self, weights: np.ndarray) -> np.ndarray:
         """Return the weights of the rows of `scores`, from weights (r, U)."""

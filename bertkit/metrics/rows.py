@@ -13,17 +13,11 @@ import numpy as np
 
 @dataclass(frozen=True, eq=False)
 class WeightedScore:
-    """A score of a model on some rows.
+    """A score of a model on some rows."""
 
-    Attributes:
-        rows: (S, ...) values of each row.
-        rate: The name of one of RATES, which computes the score.
-        points: The points of a table in 1.0 of the score: 100 for a fraction, 1 for a percentage.
-    """
-
-    rows: np.ndarray
-    rate: str
-    points: float = 100.0
+    rows: np.ndarray  # (S, ...) values of each row
+    rate: str  # the name of one of RATES, which computes the score
+    points: float = 100.0  # the points of a table in 1.0 of the score: 100 for a fraction, 1 for a percentage
 
     def __len__(self) -> int:
         return len(self.rows)

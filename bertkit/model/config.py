@@ -42,28 +42,6 @@ class BertConfig(PreTrainedConfig):
 
     L = `num_hidden_layers`, H = `hidden_size`, A = `num_attention_heads`; the feed-forward size is 4H in the paper.
 
-    Attributes:
-        is_decoder: Whether attention is left-to-right (the ablation of Table 5 and Figure 5).
-        tau: The margin by which an answer's score must exceed s_null to be given (section 4.3), tuned in training on
-            SQuAD 2.0.
-        thresholds: The probability above which each of several labels is predicted, in label order; None: 0.5.
-        temperature: The number that a classifier's logits are divided by for calibrated probabilities; the model's
-            outputs are not divided.
-        text_columns: The columns of a table that a classifier was trained on, one or two for pairs.
-        text_words: How a text is divided into the words that a tagger tags: "basic" at white space and at each
-            punctuation mark, as BERT's basic tokens are; None: with marks inside of words, as in CoNLL's files.
-        feature_layers: The layers that the feature-based approach reads (section 5.3).
-        bilstm_hidden_size: Units per direction of the feature-based approach's BiLSTM (section 5.3).
-        class_weights: The weight of each label in the loss of sequence classification, in the order of the labels: of
-            its sequences for a single class, of its positives for independent labels.
-        window_pooling: How the scores of a long text's windows are combined: "mean" or "max"; None: texts are not
-            divided.
-        target_scale: Mean and standard deviation of the numbers that a regression is being trained on: its classifier
-            computes deviations from the mean, and its logits and labels are numbers. None: it computes the numbers.
-        learned_scale: The same of a finished training, whose classifier computes the numbers themselves.
-        mean_layer: Whether the last of the layers computes the mean over the tokens (`BertLayer.average`); only the
-            head of texts has it, and every other class loads without it.
-
     Raises:
         huggingface_hub.errors.StrictDataclassError: A value has the wrong type or is out of range, H is not divisible
             by A, transformers lacks the activation, or positions are not absolute.
@@ -86,19 +64,35 @@ class BertConfig(PreTrainedConfig):
     layer_norm_eps: float = 1e-12
     pad_token_id: int | None = 0
     classifier_dropout: float | int | None = None
-    is_decoder: bool = False
+    is_decoder: bool = False  # whether attention is left-to-right (the ablation of Table 5 and Figure 5)
     tie_word_embeddings: bool = True
+    # The margin by which an answer's score must exceed s_null to be given (section 4.3), tuned in training on SQuAD
+    # 2.0
     tau: float | int | None = None
+    # The probability above which each of several labels is predicted, in label order; None: 0.5
     thresholds: list[float | int] | None = None
+    # The number that a classifier's logits are divided by for calibrated probabilities; the model's outputs are not
+    # divided
     temperature: float | int | None = None
+    # The columns of a table that a classifier was trained on, one or two for pairs
     text_columns: list[str] | None = None
+    # How a text is divided into the words that a tagger tags: "basic" at white space and at each punctuation mark, as
+    # BERT's basic tokens are; None: with marks inside of words, as in CoNLL's files
     text_words: Literal["basic"] | None = None
-    feature_layers: str | None = None
-    bilstm_hidden_size: int | None = None
+    feature_layers: str | None = None  # the layers that the feature-based approach reads (section 5.3)
+    bilstm_hidden_size: int | None = None  # units per direction of the feature-based approach's BiLSTM (section 5.3)
+    # The weight of each label in the loss of sequence classification, in the order of the labels: of its sequences
+    # for a single class, of its positives for independent labels
     class_weights: list[float | int] | None = None
+    # How the scores of a long text's windows are combined: "mean" or "max"; None: texts are not divided
     window_pooling: Literal["mean", "max"] | None = None
+    # Mean and standard deviation of the numbers that a regression is being trained on: its classifier computes
+    # deviations from the mean, and its logits and labels are numbers. None: it computes the numbers
     target_scale: list[float | int] | None = None
+    # The same of a finished training, whose classifier computes the numbers themselves
     learned_scale: list[float | int] | None = None
+    # Whether the last of the layers computes the mean over the tokens (`BertLayer.average`); only the head of texts
+    # has it, and every other class loads without it
     mean_layer: bool | None = None
 
     # Written by other programs and kept unchanged; this package has neither a cache nor cross-attention.

@@ -25,17 +25,12 @@ logger = logging.get_logger(__name__)
 
 @dataclass
 class BertForPreTrainingOutput(ModelOutput):
-    """The two predictions and their losses.
+    """The two predictions and their losses."""
 
-    Attributes:
-        loss: The sum of `mlm_loss` and `nsp_loss`, each a mean (A.2).
-        prediction_logits: (B, T, V), or (M, V) at the M labelled positions, or None (see `BertForPreTraining.forward`).
-        seq_relationship_logits: (B, 2), for "B follows A" and "B is random".
-    """
-
-    loss: Tensor | None = None
+    loss: Tensor | None = None  # the sum of `mlm_loss` and `nsp_loss`, each a mean (A.2)
+    # (B, T, V), or (M, V) at the M labelled positions, or None (see `BertForPreTraining.forward`)
     prediction_logits: Tensor | None = None
-    seq_relationship_logits: Tensor | None = None
+    seq_relationship_logits: Tensor | None = None  # (B, 2), for "B follows A" and "B is random"
     hidden_states: tuple[Tensor, ...] | None = None
     attentions: tuple[Tensor, ...] | None = None
     mlm_loss: Tensor | None = None

@@ -22,38 +22,27 @@ LOSS = ScoreLine("loss", "loss")
 
 @dataclass(frozen=True)
 class Series:
-    """A series of points in a plot.
-
-    Attributes:
-        style: Colour, marker and line as a matplotlib format string.
-        spreads: The half-length of each point's error bar, or how far it reaches below and above the point.
-        is_published: Whether the values are published ones, which have an axis of their own.
-    """
+    """A series of points in a plot."""
 
     name: str
     points: Sequence[tuple[float, float]]
-    style: str
+    style: str  # colour, marker and line as a matplotlib format string
+    # The half-length of each point's error bar, or how far it reaches below and above the point
     spreads: Sequence[float] | Sequence[tuple[float, float]] = ()
-    is_published: bool = False
+    is_published: bool = False  # whether the values are published ones, which have an axis of their own
 
 
 @dataclass(frozen=True)
 class Plot:
-    """A plot.
-
-    Attributes:
-        levels: Horizontal lines, as a mapping from label to y.
-        published_label: The label of the axis for published values.
-        words: A description for readers who cannot see the plot.
-    """
+    """A plot."""
 
     title: str
     xlabel: str
     series: Sequence[Series]
     ylabel: str = ""
-    levels: Mapping[str, float] = field(default_factory=dict)
-    published_label: str = ""
-    words: str = ""
+    levels: Mapping[str, float] = field(default_factory=dict)  # horizontal lines, as a mapping from label to y
+    published_label: str = ""  # the label of the axis for published values
+    words: str = ""  # a description for readers who cannot see the plot
 
 
 # --- Drawing ----------------------------------------------------------------------------------------------------------

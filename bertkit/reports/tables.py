@@ -11,21 +11,17 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class ScoreLine:
-    """One line of a run's final table of scores.
-
-    Attributes:
-        key: The key of the score in metrics.json; `start_<key>` is its value before training.
-        baselines: Mapping from the description of a trivial baseline to the key of its score.
-        unit: The unit of the value in metrics.json; tables show fractions in percent.
-        paper: Published scores in the same unit; the keys name the model and the data.
-        hidden_by: The key of a score in whose presence the line is not shown, because it repeats one; empty if none.
-    """
+    """One line of a run's final table of scores."""
 
     name: str
-    key: str
+    key: str  # the key of the score in metrics.json; `start_<key>` is its value before training
+    # Mapping from the description of a trivial baseline to the key of its score
     baselines: Mapping[str, str] = field(default_factory=dict)
+    # The unit of the value in metrics.json; tables show fractions in percent
     unit: Literal["", "fraction", "percent"] = ""
+    # Published scores in the same unit; the keys name the model and the data
     paper: Mapping[str, float] = field(default_factory=dict)
+    # The key of a score in whose presence the line is not shown, because it repeats one; empty if none
     hidden_by: str = ""
 
     @property
@@ -72,33 +68,23 @@ NUMBER = re.compile(r"[-−+]?\d[\d.,:/]*(e[-+]?\d+)?( to [-−]?\d[\d.,]*)?( ±
 
 @dataclass(frozen=True)
 class TableCell:
-    """A cell of a table.
+    """A cell of a table."""
 
-    Attributes:
-        lines: Pairs of a text and the words that explain it.
-        href: The cell's link; empty without one.
-        share: The cell's shade, from 0 (light) to 1 (dark); None without one.
-        kind: "chosen" cells stand out from the others, "published" cells hold published values.
-    """
-
-    lines: tuple[tuple[str, str], ...] = ()
-    href: str = ""
-    share: float | None = None
+    lines: tuple[tuple[str, str], ...] = ()  # pairs of a text and the words that explain it
+    href: str = ""  # the cell's link; empty without one
+    share: float | None = None  # the cell's shade, from 0 (light) to 1 (dark); None without one
+    # "chosen" cells stand out from the others, "published" cells hold published values
     kind: Literal["", "chosen", "published"] = ""
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table.
-
-    Attributes:
-        kind: "quiet" (only screen readers read the caption), "matrix", "text", or empty.
-    """
+    """A table."""
 
     caption: str
     heads: tuple[str, ...]
     rows: tuple[tuple[TableCell, ...], ...]
-    kind: str = ""
+    kind: str = ""  # "quiet" (only screen readers read the caption), "matrix", "text", or empty
 
 
 def make_table(caption: str, heads: Iterable[str], lines: Iterable[Iterable[str | TableCell]], kind: str = "") -> Table:

@@ -30,44 +30,29 @@ WITHOUT_COST = ("learning_rate", "seed", "max_steps", "num_train_epochs")  # key
 
 @dataclass(frozen=True)
 class Pretraining:
-    """A pretraining that rows start from.
+    """A pretraining that rows start from."""
 
-    Attributes:
-        rows: Names of these rows.
-        recipe: The recipe.
-        directory: The run directory, relative to the study's.
-        steps: Updates before the last one whose models rows start from.
-    """
-
-    rows: tuple[str, ...]
-    recipe: Recipe
-    directory: str
-    steps: tuple[int, ...] = ()
+    rows: tuple[str, ...]  # names of these rows
+    recipe: Recipe  # the recipe
+    directory: str  # the run directory, relative to the study's
+    steps: tuple[int, ...] = ()  # updates before the last one whose models rows start from
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A combination of row, column and setting, with one run per seed.
-
-    Attributes:
-        setting: Mapping from axis to value.
-        recipe: The recipe, with the first seed.
-        directory: The cell's directory, relative to the study's.
-        runs: Mapping from seed to run directory, relative to the study's; columns may share runs.
-        origin: Directory of the pretraining that the runs start from, relative to the study's; empty without one.
-        members: The run directories that an ensemble combines, relative to the study's; `runs` has the result.
-        borrowed: Whether the only run is that pretraining itself.
-    """
+    """A combination of row, column and setting, with one run per seed."""
 
     row: str
     column: Column
-    setting: Mapping[str, Any]
-    recipe: Recipe
-    directory: str
-    runs: Mapping[int, str]
+    setting: Mapping[str, Any]  # mapping from axis to value
+    recipe: Recipe  # the recipe, with the first seed
+    directory: str  # the cell's directory, relative to the study's
+    runs: Mapping[int, str]  # mapping from seed to run directory, relative to the study's; columns may share runs
+    # Directory of the pretraining that the runs start from, relative to the study's; empty without one
     origin: str = ""
+    # The run directories that an ensemble combines, relative to the study's; `runs` has the result
     members: tuple[str, ...] = ()
-    borrowed: bool = False
+    borrowed: bool = False  # whether the only run is that pretraining itself
 
 
 # --- Pretrainings -----------------------------------------------------------------------------------------------------

@@ -41,37 +41,23 @@ GRACE = 60.0  # seconds for a process to finish an update and write a checkpoint
 
 @dataclass(frozen=True)
 class RunJob:
-    """One run to do.
+    """One run to do."""
 
-    Attributes:
-        recipe: The recipe.
-        output: The run directory.
-        milestones: Updates whose checkpoints must exist at the end.
-    """
-
-    recipe: Recipe
-    output: str
-    milestones: tuple[int, ...] = ()
+    recipe: Recipe  # the recipe
+    output: str  # the run directory
+    milestones: tuple[int, ...] = ()  # updates whose checkpoints must exist at the end
 
 
 @dataclass(frozen=True)
 class State:
-    """The state of a run.
-
-    Attributes:
-        done: Updates done.
-        total: Updates in all.
-        loss: The latest training loss.
-        metrics: Metrics of a finished run.
-        reason: Why the run failed.
-    """
+    """The state of a run."""
 
     status: Literal["waiting", "running", "finished", "failed"] = "waiting"
-    done: int = 0
-    total: int = 0
-    loss: float | None = None
-    metrics: Mapping[str, Any] | None = None
-    reason: str = ""
+    done: int = 0  # updates done
+    total: int = 0  # updates in all
+    loss: float | None = None  # the latest training loss
+    metrics: Mapping[str, Any] | None = None  # metrics of a finished run
+    reason: str = ""  # why the run failed
 
 
 # --- A run in its own process -----------------------------------------------------------------------------------------
@@ -181,10 +167,6 @@ class Runs:
         slots: The number of processes at once.
         give_up: Returns why the process of a run should end, empty if it should not.
         noted: Receives the signal that stops all.
-
-    Attributes:
-        known: The states of the runs by output directory.
-        ended: Why processes were told to end, by output directory; they are not started again.
     """
 
     folder: Path
@@ -194,7 +176,8 @@ class Runs:
     slots: int
     give_up: Callable[[RunJob], str] = lambda job: ""
     noted: list[int] = field(default_factory=list)
-    known: dict[str, State] = field(default_factory=dict)
+    known: dict[str, State] = field(default_factory=dict)  # the states of the runs by output directory
+    # Why processes were told to end, by output directory; they are not started again
     ended: dict[str, str] = field(default_factory=dict)
 
     def execute(self) -> int:

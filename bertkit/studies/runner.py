@@ -107,29 +107,22 @@ def run_study(
 
 @dataclass(eq=False)
 class StudyState:
-    """The state of a study while it runs: shows every message, and writes the results.
-
-    Attributes:
-        pretrainings: Pretrainings by directory.
-        jobs, states: Mapping from run directory, relative to the study's, to the run's job and to its state; ensembles
-            have no job.
-        gpus: The names of the GPUs of each process of this machine.
-        ray: Ray, connected to a cluster, or None to use this machine.
-        shown: The time of the last progress report.
-        data: Mapping from a name of data to a finished run that used them, and their fingerprints.
-    """
+    """The state of a study while it runs: shows every message, and writes the results."""
 
     study: Study
-    pretrainings: Mapping[str, Pretraining]
+    pretrainings: Mapping[str, Pretraining]  # pretrainings by directory
     cells: Sequence[Cell]
+    # jobs, states: Mapping from run directory, relative to the study's, to the run's job and to its state; ensembles
+    # have no job
     jobs: Mapping[str, RunJob]
     states: dict[str, State]
     output: Path
     report: Report
     progress: Callable[[dict[str, Any]], None]
-    gpus: Sequence[Sequence[str]] = ()
-    ray: Any = None
-    shown: float = 0.0
+    gpus: Sequence[Sequence[str]] = ()  # the names of the GPUs of each process of this machine
+    ray: Any = None  # Ray, connected to a cluster, or None to use this machine
+    shown: float = 0.0  # the time of the last progress report
+    # Mapping from a name of data to a finished run that used them, and their fingerprints
     data: dict[str, tuple[str, Any]] = field(default_factory=dict)
 
     @cached_property

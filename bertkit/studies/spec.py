@@ -105,31 +105,20 @@ class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A row of the table: a variant of the recipe.
-
-    Attributes:
-        step: The update of the pretraining to start from; 0 means the last.
-        ensemble: Mapping from row to the number of its runs that this row combines; empty if it has runs of its own.
-        paper: The paper's values.
-        recipe: The row's own keys; in a study also those of the command line.
-        pretrain: The recipe of the pretraining that the row starts from, not yet complete; None without one.
-    """
+    """A row of the table: a variant of the recipe."""
 
     name: str = ""
-    step: Annotated[int, msgspec.Meta(ge=0)] = 0
+    step: Annotated[int, msgspec.Meta(ge=0)] = 0  # the update of the pretraining to start from; 0 means the last
+    # Mapping from row to the number of its runs that this row combines; empty if it has runs of its own
     ensemble: dict[str, Annotated[int, msgspec.Meta(ge=1)]] = {}
-    paper: Published = {}
-    recipe: RecipePart = {}
+    paper: Published = {}  # the paper's values
+    recipe: RecipePart = {}  # the row's own keys; in a study also those of the command line
+    # The recipe of the pretraining that the row starts from, not yet complete; None without one
     pretrain: RecipePart | None = None
 
 
 class Study(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"columns": "column", "variants": "row"}):
-    """The definition of a study; `make_study` checks one and completes it, the module's docstring explains the keys.
-
-    Attributes:
-        tasks, restarts, pretrain: Empty once they are in `columns`, `seeds` and `variants`.
-        variants: The rows.
-    """
+    """The definition of a study; `make_study` checks one and completes it, the module's docstring explains the keys."""
 
     note: str = ""
     average: tuple[str, ...] = ()
@@ -141,9 +130,9 @@ class Study(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"co
     data_root: str = ""
     grid: dict[str, Any] = {}
     recipe: RecipePart = {}
-    tasks: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()  # tasks, restarts, pretrain: Empty once they are in `columns`, `seeds` and `variants`
     columns: tuple[Column, ...] = ()
-    variants: Annotated[tuple[Variant, ...], msgspec.Meta(min_length=1)] = (Variant(),)
+    variants: Annotated[tuple[Variant, ...], msgspec.Meta(min_length=1)] = (Variant(),)  # the rows
     restarts: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1
     pretrain: RecipePart | None = None
     cited: dict[str, Published] = {}

@@ -17,15 +17,11 @@ from bertkit.tasks.task import Task
 
 @dataclass(frozen=True, eq=False)
 class CheckedRows:
-    """The repeated rows of each split, train first, and the line of each row in its file.
-
-    Attributes:
-        keys: Split -> the hashes of the rows.
-    """
+    """The repeated rows of each split, train first, and the line of each row in its file."""
 
     splits: Mapping[str, SplitRepeats] = field(default_factory=dict)
     lines: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    keys: Mapping[str, np.ndarray] = field(default_factory=dict)
+    keys: Mapping[str, np.ndarray] = field(default_factory=dict)  # split -> the hashes of the rows
 
     def find_leaks(self, split: str) -> np.ndarray:
         """Return the numbers of the rows that also occur in train; empty if all of them do."""

@@ -19,25 +19,17 @@ MOST_HELD_BACK = 0.25  # share of the training rows
 
 @dataclass(frozen=True, eq=False)
 class ExampleRows:
-    """The rows of a split, one for each unit that is sampled: a text or pair, a question, a sentence.
+    """The rows of a split, one for each unit that is sampled: a text or pair, a question, a sentence."""
 
-    Attributes:
-        texts: Name -> the column of texts (S,).
-        groups: The group of each row (a document, a context, a first text), which is drawn and divided as a whole.
-        labels: The right answer of each row: a name, several names or a number; None without answers.
-        classes: The classes that occur, one or several for each row, for counts; empty for numbers.
-        lines: The line of each row in its file, or its number from 1.
-        source: The rows of a person's own table; None for other files.
-        used: The columns of `source` that the task reads.
-    """
-
-    texts: Mapping[str, Sequence[str] | pa.ChunkedArray]
+    texts: Mapping[str, Sequence[str] | pa.ChunkedArray]  # name -> the column of texts (S,)
+    # The group of each row (a document, a context, a first text), which is drawn and divided as a whole
     groups: Sequence[Hashable]
+    # The right answer of each row: a name, several names or a number; None without answers
     labels: Sequence[Hashable] | None
-    classes: Sequence[str]
-    lines: Sequence[int]
-    source: Columns | None = None
-    used: Collection[str] = ()
+    classes: Sequence[str]  # the classes that occur, one or several for each row, for counts; empty for numbers
+    lines: Sequence[int]  # the line of each row in its file, or its number from 1
+    source: Columns | None = None  # the rows of a person's own table; None for other files
+    used: Collection[str] = ()  # the columns of `source` that the task reads
 
     def __len__(self) -> int:
         return len(self.lines)

@@ -89,16 +89,11 @@ PREDICTED_COLUMN = "predicted"  # the column of predictions in the rows of a tab
 
 @dataclass(frozen=True, eq=False)
 class TaggedExamples:
-    """The examples of a split.
-
-    Attributes:
-        labels: The tags of training, O first.
-        group: The column of groups, or an empty text.
-    """
+    """The examples of a split."""
 
     text: TaggedText
-    labels: Sequence[str]
-    group: str
+    labels: Sequence[str]  # the tags of training, O first
+    group: str  # the column of groups, or an empty text
 
     def take(self, numbers: np.ndarray) -> "TaggedExamples":
         """Return some of the sentences."""
@@ -107,13 +102,9 @@ class TaggedExamples:
 
 @dataclass(frozen=True, eq=False)
 class FeaturedWords(Features):
-    """The features of a split's words.
+    """The features of a split's words."""
 
-    Attributes:
-        words: The sentences of the words.
-    """
-
-    words: WordWindows
+    words: WordWindows  # the sentences of the words
 
     def fingerprint(self) -> str:
         """Return a fingerprint of the sentences and their features; the file's name is a hash of their inputs."""

@@ -22,25 +22,15 @@ def check_range(said: str, value: float, least: float, below: float = math.inf) 
 
 @dataclass(frozen=True)
 class Option:
-    """An option of `[data]`.
+    """An option of `[data]`."""
 
-    Attributes:
-        default: The paper's value, or ours if the paper has none.
-        least: The minimum of a number; None: no check.
-        source: The source of the default.
-        help: The help text.
-        below: The exclusive upper bound, checked together with `least`.
-        is_input: Whether it names files to read: a path, paths joined by commas, or a list of paths.
-        choices: All values that it may have; empty: no check.
-    """
-
-    default: Any
-    least: int | None = None
-    source: str = ""
-    help: str = ""
-    below: float = math.inf
-    is_input: bool = False
-    choices: tuple[str, ...] = ()
+    default: Any  # the paper's value, or ours if the paper has none
+    least: int | None = None  # the minimum of a number; None: no check
+    source: str = ""  # the source of the default
+    help: str = ""  # the help text
+    below: float = math.inf  # the exclusive upper bound, checked together with `least`
+    is_input: bool = False  # whether it names files to read: a path, paths joined by commas, or a list of paths
+    choices: tuple[str, ...] = ()  # all values that it may have; empty: no check
 
     def explain(self, value: Any) -> str:
         """Return the help text, with the source if the value is the default."""

@@ -70,27 +70,16 @@ TRIVIAQA = "BERT-large, TriviaQA first, dev"  # Table 2
 
 @dataclass(frozen=True)
 class Version:
-    """A row of the table below.
+    """A row of the table below."""
 
-    Attributes:
-        number: The version on the command line.
-        release: The version in the names of the files.
-        hub: The copy on the Hub.
-        batch_size: The paper's.
-        epochs: The paper's.
-        unanswerable: Whether a context may have no answer.
-        exact: The name of exact match in metrics.json.
-        paper: Metric -> model -> published score.
-    """
-
-    number: int
-    release: str
-    hub: str
-    batch_size: int
-    epochs: float
-    unanswerable: bool
-    exact: str
-    paper: Mapping[str, Mapping[str, float]]
+    number: int  # the version on the command line
+    release: str  # the version in the names of the files
+    hub: str  # the copy on the Hub
+    batch_size: int  # the paper's
+    epochs: float  # the paper's
+    unanswerable: bool  # whether a context may have no answer
+    exact: str  # the name of exact match in metrics.json
+    paper: Mapping[str, Mapping[str, float]]  # metric -> model -> published score
 
     @property
     def name(self) -> str:

@@ -51,21 +51,15 @@ Result = dict[str, Any]
 
 @dataclass(frozen=True)
 class PredictionSettings:
-    """A model with its tokenizer and the settings of prediction.
-
-    Attributes:
-        lengths: `[data]` of the run's recipe; empty without a run.
-        pairs: Whether an input is a pair of texts; None: either.
-        top: The number of words for each mask.
-        set_limit: The highest conformity score of a label in a label set (`bertkit.metrics.calibration.find_limit`);
-            None: no label sets.
-    """
+    """A model with its tokenizer and the settings of prediction."""
 
     model: "nn.Module | OnnxModel"
     tokenizer: Any
-    lengths: Mapping[str, Any]
-    pairs: bool | None
-    top: int
+    lengths: Mapping[str, Any]  # `[data]` of the run's recipe; empty without a run
+    pairs: bool | None  # whether an input is a pair of texts; None: either
+    top: int  # the number of words for each mask
+    # The highest conformity score of a label in a label set (`bertkit.metrics.calibration.find_limit`); None: no
+    # label sets
     set_limit: float | None = None
 
     @cached_property

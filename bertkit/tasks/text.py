@@ -69,23 +69,14 @@ SAMPLE_PAIR = ("The man went to the store.", "He bought a gallon of milk.")  # a
 
 @dataclass(frozen=True, eq=False)
 class TextExamples:
-    """The texts or pairs of a split with their labels: a sequence of tuples, converted from Arrow when it is sliced.
+    """The texts or pairs of a split with their labels: a sequence of tuples, converted from Arrow when it is sliced."""
 
-    Attributes:
-        rows: The rows of a person's own table, or the texts of an official file.
-        text: One or two columns of `rows`.
-        labels: As `LabelSpace.read` returns them; None without labels.
-        space: The labels, with their columns of `rows`; official files have none there.
-        group: The column whose equal values keep rows together; empty for the texts.
-        left_out: The lines of rows that are left out because they have no label.
-    """
-
-    rows: Columns
-    text: tuple[str, ...]
-    labels: np.ndarray | None
-    space: LabelSpace
-    group: str = ""
-    left_out: Sequence[int] = ()
+    rows: Columns  # the rows of a person's own table, or the texts of an official file
+    text: tuple[str, ...]  # one or two columns of `rows`
+    labels: np.ndarray | None  # as `LabelSpace.read` returns them; None without labels
+    space: LabelSpace  # the labels, with their columns of `rows`; official files have none there
+    group: str = ""  # the column whose equal values keep rows together; empty for the texts
+    left_out: Sequence[int] = ()  # the lines of rows that are left out because they have no label
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -133,11 +124,7 @@ class TextSequences(Items):
 
 
 class TextTask(FineTuningTask):
-    """Texts or pairs with one label, several labels or a number each, in a table of one's own.
-
-    Attributes:
-        space: The labels, if they and the columns are known before the data are read.
-    """
+    """Texts or pairs with one label, several labels or a number each, in a table of one's own."""
 
     name = command = "classify"
     title = "your texts"
@@ -154,7 +141,7 @@ class TextTask(FineTuningTask):
         "bertkit predict {run} --input FILE.csv --output predictions.csv",
     )
     compared: tuple[str, ...] = ("macro_f1", "pearson", "r2")  # class weights may lower other scores
-    space: LabelSpace | None = None
+    space: LabelSpace | None = None  # the labels, if they and the columns are known before the data are read
 
     def __init__(self) -> None:
         self.table = list_rows()

@@ -37,17 +37,11 @@ WORDS_STRENGTH = 10.0
 
 @dataclass(frozen=True, eq=False)
 class Baseline:
-    """The answers of a baseline.
+    """The answers of a baseline."""
 
-    Attributes:
-        summaries: (S, ...) of dev, as `Task.rows` takes them.
-        numbers: (R,) the rows of dev that have an answer.
-        fitted: The number of training rows.
-    """
-
-    summaries: np.ndarray
-    numbers: np.ndarray
-    fitted: int
+    summaries: np.ndarray  # (S, ...) of dev, as `Task.rows` takes them
+    numbers: np.ndarray  # (R,) the rows of dev that have an answer
+    fitted: int  # the number of training rows
 
 
 def fit_baselines(task: Task, recipe: Recipe, prepared: Prepared, report: Report) -> dict[str, Baseline]:

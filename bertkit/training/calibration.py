@@ -16,15 +16,10 @@ STEP = 1e-6  # to which conformity scores are rounded up, so that label sets nev
 
 
 class Conformity(msgspec.Struct):
-    """The content of CALIBRATION_FILE.
+    """The content of CALIBRATION_FILE."""
 
-    Attributes:
-        split: The split that has decided.
-        scores: The conformity scores of its rows, sorted.
-    """
-
-    split: str
-    scores: list[float]
+    split: str  # the split that has decided
+    scores: list[float]  # the conformity scores of its rows, sorted
 
 
 def calibrate(

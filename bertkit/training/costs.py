@@ -40,28 +40,21 @@ TRAIN_ONLY |= {"eval_on_start": False, "load_best_model_at_end": False}
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """The costs of a recipe on its data and this machine, in seconds and bytes.
+    """The costs of a recipe on its data and this machine, in seconds and bytes."""
 
-    Attributes:
-        rows, evaluated, predicted: Sequences in training, in an evaluation during it, and predicted at its end.
-        batch_size: Sequences in an update.
-        tokens, at_once: The mean number of tokens in a sequence, and the most that a process computes at once.
-        parts: For each part of the data, which has lengths of its own, the share of the training after which it ends,
-            and the seconds of an update in it.
-        row: Seconds of a predicted sequence.
-        slowness: Wall time over the time that a thread has worked; more than 1 beside other work.
-        memory: Bytes of weights, gradients, optimizer and the activations of a micro-batch, in every process.
-    """
-
-    rows: int
+    rows: int  # rows, evaluated, predicted: Sequences in training, in an evaluation during it, and predicted at its end
     evaluated: int
     predicted: int
-    batch_size: int
+    batch_size: int  # sequences in an update
+    # tokens, at_once: The mean number of tokens in a sequence, and the most that a process computes at once
     tokens: float
     at_once: float
+    # For each part of the data, which has lengths of its own, the share of the training after which it ends, and the
+    # seconds of an update in it
     parts: list[tuple[float, float]]
-    row: float
-    slowness: float
+    row: float  # seconds of a predicted sequence
+    slowness: float  # wall time over the time that a thread has worked; more than 1 beside other work
+    # Bytes of weights, gradients, optimizer and the activations of a micro-batch, in every process
     memory: dict[str, int]
 
     @property

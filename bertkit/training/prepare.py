@@ -31,29 +31,23 @@ FEW_SCORED = 20  # rows of dev, below which a warning is given
 
 @dataclass(frozen=True)
 class Prepared:
-    """The inputs of training beside the model, shared by all runs of a reusable task with the same `name_examples`.
+    """The inputs of training beside the model, shared by all runs of a reusable task with the same `name_examples`."""
 
-    Attributes:
-        examples: Examples from the task's `load` and `divide`, without "train", whose text may be large.
-        data: Encoded data set of each split.
-        settings: Values of BertConfig that depend on the data.
-        commits: The commit of each data set on the Hub that was read, `datasets/owner/name`.
-        checked: The repeated rows; only in the first of several processes.
-        texts: Texts of at most FITTED_ROWS training rows, as `choose_rows` chooses them, for the baseline of TF-IDF;
-            only in the first process.
-        groups: (S,) an integer for each training row, equal for rows of one text or group; only in the first process.
-        pairs: Whether the training rows are pairs of texts.
-    """
-
+    # Examples from the task's `load` and `divide`, without "train", whose text may be large
     examples: Mapping[str, Any]
     tokenizer: Any
-    data: Mapping[str, Any]
-    settings: Mapping[str, Any]
+    data: Mapping[str, Any]  # encoded data set of each split
+    settings: Mapping[str, Any]  # values of BertConfig that depend on the data
+    # The commit of each data set on the Hub that was read, `datasets/owner/name`
     commits: Mapping[str, str] = field(default_factory=dict)
+    # The repeated rows; only in the first of several processes
     checked: CheckedRows = field(default_factory=CheckedRows)
+    # Texts of at most FITTED_ROWS training rows, as `choose_rows` chooses them, for the baseline of TF-IDF; only in
+    # the first process
     texts: Sequence[tuple[str, ...]] = ()
+    # (S,) an integer for each training row, equal for rows of one text or group; only in the first process
     groups: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
-    pairs: bool = False
+    pairs: bool = False  # whether the training rows are pairs of texts
 
     @cached_property
     def fingerprints(self) -> dict[str, str]:

@@ -42,19 +42,9 @@ TABLES = ("model", "data", "train")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A complete and checked recipe; use `Recipe.make`.
+    """A complete and checked recipe; use `Recipe.make`."""
 
-    Attributes:
-        task: A name in TASKS.
-        stop_after: The update after which the training ends, before the end of its schedule; 0: at the end.
-        start: Whether the head that a training of texts or words starts from is solved, or random; auto: by the data.
-        strength: C of the solved head; 0: chosen by folds over the training rows.
-        settled: The keys that the data have decided: of `train`, `strength`, `start`, and `pooling` of `data`.
-        model, data, train: The tables; nobody changes them.
-        given: The values that a person gave.
-    """
-
-    task: str
+    task: str  # a name in TASKS
     checkpoint: str = ""
     batch_size: int
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
@@ -65,14 +55,17 @@ class Recipe:
     patience: int = 0
     calibrate: bool = False
     baseline: bool | None = None
+    # Whether the head that a training of texts or words starts from is solved, or random; auto: by the data
     start: Literal["auto", "solved", "random"] = "random"
-    strength: float = 0.0
-    stop_after: int = 0
+    strength: float = 0.0  # C of the solved head; 0: chosen by folds over the training rows
+    stop_after: int = 0  # the update after which the training ends, before the end of its schedule; 0: at the end
+    # The keys that the data have decided: of `train`, `strength`, `start`, and `pooling` of `data`
     settled: list[str] = dataclasses.field(default_factory=list)
-    model: Mapping[str, Any]
+    model: Mapping[str, Any]  # model, data, train: The tables; nobody changes them
     data: Mapping[str, Any]
     phase: Sequence[Mapping[str, Any]] = ()
     train: Mapping[str, Any]
+    # The values that a person gave
     given: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     @classmethod

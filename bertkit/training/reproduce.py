@@ -38,16 +38,12 @@ from bertkit.training.run_dir import (
 
 @dataclass(frozen=True)
 class Comparison:
-    """The differences between a run and its repetition; all fields are empty if there are none.
+    """The differences between a run and its repetition; all fields are empty if there are none."""
 
-    Attributes:
-        scores: Name -> both values.
-        weights: Name -> the largest absolute difference; infinite if it is missing in one run or the shapes differ.
-        environment: Lines `key: before -> now` on machine, software, data and the weights before the first update.
-    """
-
-    scores: dict[str, tuple[Any, Any]]
+    scores: dict[str, tuple[Any, Any]]  # name -> both values
+    # Name -> the largest absolute difference; infinite if it is missing in one run or the shapes differ
     weights: dict[str, float]
+    # Lines `key: before -> now` on machine, software, data and the weights before the first update
     environment: list[str]
 
     @property

@@ -29,25 +29,16 @@ JUDGED = (LABEL, "em", "f1", "best_em", "best_f1", "none_em", "none_f1")  # colu
 
 @dataclass
 class Evaluation:
-    """The scores of a model.
+    """The scores of a model."""
 
-    Attributes:
-        metrics: The scores of all splits, as in metrics.json.
-        files: The predictions: name -> content.
-        tuned: The scores of the tune split; None without one.
-        decided: Values of BertConfig that the first split has decided; None before it.
-        temperature: That of the first split; None without `calibrate`.
-        conformity: The conformity scores of the first split; None if the model is not a classifier.
-        rows: The prediction table of the first of the task's splits; None before it.
-    """
-
-    metrics: dict[str, Any] = field(default_factory=dict)
-    files: dict[str, str | bytes] = field(default_factory=dict)
-    tuned: dict[str, float] | None = None
-    decided: dict[str, Any] | None = None
-    temperature: float | None = None
+    metrics: dict[str, Any] = field(default_factory=dict)  # the scores of all splits, as in metrics.json
+    files: dict[str, str | bytes] = field(default_factory=dict)  # the predictions: name -> content
+    tuned: dict[str, float] | None = None  # the scores of the tune split; None without one
+    decided: dict[str, Any] | None = None  # values of BertConfig that the first split has decided; None before it
+    temperature: float | None = None  # that of the first split; None without `calibrate`
+    # The conformity scores of the first split; None if the model is not a classifier
     conformity: Conformity | None = None
-    rows: pa.Table | None = None
+    rows: pa.Table | None = None  # the prediction table of the first of the task's splits; None before it
 
 
 def score_splits(

@@ -20,46 +20,30 @@ GLUE_HUB = "nyu-mll/glue"
 
 @dataclass(frozen=True)
 class Split:
-    """One file of a task.
+    """One file of a task."""
 
-    Attributes:
-        file: Path below the folder of the download.
-        hub: The Hub's configuration and split.
-        needed: Whether the split is required.
-        scores: The name pattern of its scores, with "{}" for the metric; empty if it is not evaluated.
-        submission: The leaderboard's file of its predictions; such a split has no labels.
-    """
-
-    file: str
-    hub: tuple[str, str]
-    needed: bool = False
-    scores: str = ""
-    submission: str = ""
+    file: str  # path below the folder of the download
+    hub: tuple[str, str]  # the Hub's configuration and split
+    needed: bool = False  # whether the split is required
+    scores: str = ""  # the name pattern of its scores, with "{}" for the metric; empty if it is not evaluated
+    submission: str = ""  # the leaderboard's file of its predictions; such a split has no labels
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A row of the table in `bertkit.tasks.glue`.
-
-    Attributes:
-        texts: The Hub's name of a column -> its name in the official files.
-        label: The official name of the label column.
-        labels: Official spelling -> the Hub's name, in the Hub's order; empty for a score from 0 to 5.
-        metrics: Names in `bertkit.metrics`; the first one is the paper's.
-        paper: Metric -> model and split -> the published score.
-        bare: The number of columns of train and dev if they have no header line; columns then go by number.
-        broken: Whether to skip rows with another number of columns; the official file has a few, the Hub's has none.
-    """
+    """A row of the table in `bertkit.tasks.glue`."""
 
     name: str
     title: str
-    texts: Mapping[str, str | int]
-    labels: Mapping[str, str]
+    texts: Mapping[str, str | int]  # the Hub's name of a column -> its name in the official files
+    labels: Mapping[str, str]  # official spelling -> the Hub's name, in the Hub's order; empty for a score from 0 to 5
     splits: Mapping[str, Split]
-    label: str | int = "label"
-    metrics: tuple[str, ...] = ("accuracy",)
+    label: str | int = "label"  # the official name of the label column
+    metrics: tuple[str, ...] = ("accuracy",)  # names in `bertkit.metrics`; the first one is the paper's
+    # Metric -> model and split -> the published score
     paper: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    bare: int = 0
+    bare: int = 0  # the number of columns of train and dev if they have no header line; columns then go by number
+    # Whether to skip rows with another number of columns; the official file has a few, the Hub's has none
     broken: bool = False
 
 

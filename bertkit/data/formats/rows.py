@@ -71,39 +71,28 @@ Input = str | Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Line:
-    """The value of a line or row, or the error in it, and its origin: file and number from 1.
-
-    Attributes:
-        is_row: Whether it is a row of a table, so that all others have the same names.
-    """
+    """The value of a line or row, or the error in it, and its origin: file and number from 1."""
 
     value: Input | UsageError
     origin: str
-    is_row: bool = False
+    is_row: bool = False  # whether it is a row of a table, so that all others have the same names
 
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """A table of texts.
+    """A table of texts."""
 
-    Attributes:
-        source: The file, or the data set and its split, for messages.
-        table: S rows of `large_string` columns without nulls, in the file's order; a missing value is "".
-        lists: The columns whose cells are lists. Each cell is the JSON text of a list of texts, or "" if missing.
-        lines: The row's first line in its file, or its number from 1.
-        unit: The unit of `lines`, "line" or "row".
-        classes: The columns of class labels of Hugging Face data sets -> their names.
-        faults: The columns whose cells are neither texts nor lists of texts; they are JSON texts.
-        records: The row's number in its file from 1, which differs from `lines` where a row has several lines.
-    """
-
-    source: str
-    table: pa.Table
+    source: str  # the file, or the data set and its split, for messages
+    table: pa.Table  # S rows of `large_string` columns without nulls, in the file's order; a missing value is ""
+    # The columns whose cells are lists. Each cell is the JSON text of a list of texts, or "" if missing
     lists: frozenset[str]
-    lines: Sequence[int]
-    unit: str = "line"
+    lines: Sequence[int]  # the row's first line in its file, or its number from 1
+    unit: str = "line"  # the unit of `lines`, "line" or "row"
+    # The columns of class labels of Hugging Face data sets -> their names
     classes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    # The columns whose cells are neither texts nor lists of texts; they are JSON texts
     faults: frozenset[str] = frozenset()
+    # The row's number in its file from 1, which differs from `lines` where a row has several lines
     records: Sequence[int] = ()
 
     def __len__(self) -> int:

@@ -96,16 +96,11 @@ class Candidate(Struct):
 
 @dataclass(frozen=True)
 class OwnQuestions:
-    """The questions of a split.
+    """The questions of a split."""
 
-    Attributes:
-        source: The files, or the data set and its split, for messages.
-        is_labelled: Whether there are answers.
-    """
-
-    source: str
+    source: str  # the files, or the data set and its split, for messages
     questions: list[Question]
-    is_labelled: bool
+    is_labelled: bool  # whether there are answers
 
 
 # --- official files and their copy on the Hub

@@ -15,21 +15,13 @@ SWAG_COLUMNS = {"context": "sent1", "start": "sent2"} | {name: name for name in 
 
 @dataclass(frozen=True)
 class Situation:
-    """A question of SWAG: which of four endings continues the text.
+    """A question of SWAG: which of four endings continues the text."""
 
-    Attributes:
-        context: A sentence.
-        start: The first words of the next sentence.
-        endings: Four ways to complete the next sentence.
-        answer: The index of the right ending, 0 to 3; None in a split without labels.
-        line: Its line in the file, or its number on the Hub.
-    """
-
-    context: str
-    start: str
-    endings: tuple[str, ...]
-    answer: int | None
-    line: int = field(default=0, compare=False)
+    context: str  # a sentence
+    start: str  # the first words of the next sentence
+    endings: tuple[str, ...]  # four ways to complete the next sentence
+    answer: int | None  # the index of the right ending, 0 to 3; None in a split without labels
+    line: int = field(default=0, compare=False)  # the line in the file, or its number on the Hub
 
 
 def read_swag(path: str | Path, labelled: bool = True) -> list[Situation]:

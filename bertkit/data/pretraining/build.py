@@ -189,20 +189,13 @@ def keep_whole(folder: Path, report: Report) -> dict[tuple[int, int], Shard]:
 
 @dataclass(frozen=True)
 class BuildWork:
-    """The options shared by all pieces.
+    """The options shared by all pieces."""
 
-    Attributes:
-        folder: Where the shards are written.
-        backend: The tokenizer as JSON.
-        reading: Options of `read_piece`.
-        shard_tokens: The number of tokens at which a part ends.
-    """
-
-    folder: Path
-    backend: str
+    folder: Path  # where the shards are written
+    backend: str  # the tokenizer as JSON
     dtype: type[np.unsignedinteger]
-    reading: Mapping[str, Any]
-    shard_tokens: int
+    reading: Mapping[str, Any]  # options of `read_piece`
+    shard_tokens: int  # the number of tokens at which a part ends
 
 
 def is_whole(shards: Mapping[int, Shard]) -> bool:

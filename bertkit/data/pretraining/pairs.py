@@ -31,18 +31,12 @@ CUT = B_DOCUMENT + DOCUMENT_DRAWS
 
 @dataclass(frozen=True, eq=False)
 class Pairing:
-    """The plan of one copy of a corpus: how it is divided into pairs.
+    """The plan of one copy of a corpus: how it is divided into pairs."""
 
-    Attributes:
-        corpus: At least two documents.
-        max_length: Tokens of a pair with special tokens, at least 5.
-        copy: The index of the copy, as the reference code makes several copies of its data.
-    """
-
-    corpus: TokenizedCorpus
-    max_length: int
+    corpus: TokenizedCorpus  # at least two documents
+    max_length: int  # tokens of a pair with special tokens, at least 5
     seed: int
-    copy: int = 0
+    copy: int = 0  # the index of the copy, as the reference code makes several copies of its data
     short_seq_prob: float = 0.1
 
     @property

@@ -76,24 +76,17 @@ class TextRow(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a source that one process reads; it gives the same documents every time.
+    """A part of a source that one process reads; it gives the same documents every time."""
 
-    Attributes:
-        source: The source as the user gave it.
-        path: The first file, or the name of a data set on the Hub.
-        start, stop: Documents whose first byte is in `start` to `stop` - 1 belong to the piece. For a data set on the
-            Hub, the index of the shard and the number of shards.
-        size: The bytes to read, 0 if unknown.
-        more: Files read completely after the first one.
-    """
-
-    source: str
+    source: str  # the source as the user gave it
     kind: Literal["text", "jsonl", "wiki", "docs", "hub"]
-    path: str = ""
+    path: str = ""  # the first file, or the name of a data set on the Hub
+    # start, stop: Documents whose first byte is in `start` to `stop` - 1 belong to the piece. For a data set on the
+    # Hub, the index of the shard and the number of shards
     start: int = 0
     stop: int = END
-    size: int = 0
-    more: tuple[str, ...] = ()
+    size: int = 0  # the bytes to read, 0 if unknown
+    more: tuple[str, ...] = ()  # files read completely after the first one
 
     @property
     def files(self) -> tuple[str, ...]:

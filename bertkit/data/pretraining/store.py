@@ -45,16 +45,11 @@ BUILD_REMEDY = "the same bertkit corpus build command rebuilds it"
 
 @dataclass(frozen=True)
 class Shard:
-    """A file of arrays.
-
-    Attributes:
-        arrays: Name -> data type, offset in bytes and length.
-        note: Metadata stored beside the arrays.
-    """
+    """A file of arrays."""
 
     path: Path
-    arrays: Mapping[str, tuple[np.dtype, int, int]]
-    note: Mapping[str, Any]
+    arrays: Mapping[str, tuple[np.dtype, int, int]]  # name -> data type, offset in bytes and length
+    note: Mapping[str, Any]  # metadata stored beside the arrays
 
     def map(self, name: str) -> np.ndarray:
         """Map an array from the file."""

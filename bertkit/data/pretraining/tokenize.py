@@ -29,19 +29,14 @@ class TokenizedCorpus:
     """Documents of token ids, without special tokens; no sentence and no document is empty.
 
     Document d has the sentences from `document_starts[d]` to `document_ends[d]`.
-
-    Attributes:
-        ids: (N,) all tokens, concatenated; uint16 for a vocabulary of at most 65,536 tokens, else uint32.
-        sentence_ends: (S,) int64, the end offset of each sentence in tokens.
-        document_ends, document_starts: (D,) int64 each, in the order of the corpus; `select` leaves some out.
-        directory: Where `ids` and `sentence_ends` are mapped from; None if they are in memory.
     """
 
-    ids: Ids
-    sentence_ends: np.ndarray
+    ids: Ids  # (N,) all tokens, concatenated; uint16 for a vocabulary of at most 65,536 tokens, else uint32
+    sentence_ends: np.ndarray  # (S,) int64, the end offset of each sentence in tokens
+    # document_ends, document_starts: (D,) int64 each, in the order of the corpus; `select` leaves some out
     document_ends: np.ndarray
     document_starts: np.ndarray = None  # type: ignore[assignment]
-    directory: Path | None = None
+    directory: Path | None = None  # where `ids` and `sentence_ends` are mapped from; None if they are in memory
 
     def __post_init__(self) -> None:
         """Let each document begin where the one before it ends, if no starts are given."""
