@@ -64,7 +64,7 @@ class TextRows:
     def score(self, answers: Sequence[np.ndarray], held: np.ndarray) -> Mapping[str, WeightedScore]:
         """Return the scores of the logits (S, L) of some rows."""
         fixed = {"thresholds": [FIXED_THRESHOLD] * len(self.names)}
-        return self.task.score(self.task.rows(np.concatenate(answers), self.examples.take(held), fixed))
+        return self.task.score(self.task.tabulate_predictions(np.concatenate(answers), self.examples.take(held), fixed))
 
     def score_nothing(self) -> float:
         """Return the score of a constant answer."""

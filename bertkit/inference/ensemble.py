@@ -76,7 +76,7 @@ def combine(
     texts, odds = [answer.best.text for answer in answers], [answer.odds for answer in answers]
     language = choose_language(options["language"], questions)
     measured = task.score(task.tabulate_answers(questions, texts, odds, language=language))
-    metrics: dict[str, Any] = add_limits(measured | {"score": measured["f1"]}, task.tabulate(questions).groups)
+    metrics: dict[str, Any] = add_limits(measured | {"score": measured["f1"]}, task.tabulate_examples(questions).groups)
     metrics["runs"] = len(runs)
     if "tau" in metrics:
         metrics[CHOSEN_ON_DEV] = "tau"

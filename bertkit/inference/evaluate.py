@@ -83,7 +83,10 @@ class ScoredModel:
     def tabulate(self, examples: Any, data: Any, split: str) -> pa.Table:
         """Return the prediction table of some examples and their data set."""
         summaries = summarize(self.task, self.settings.model, data, self.precision)
-        rows, examples = self.task.rows(summaries, data, self.decided), self.task.tabulate(examples)
+        rows, examples = (
+            self.task.tabulate_predictions(summaries, data, self.decided),
+            self.task.tabulate_examples(examples),
+        )
         return join_rows(rows, examples, self.settings.tokenizer, task=self.task.name, split=split)
 
 
@@ -261,7 +264,7 @@ def evaluate_split(
     rows = scored.tabulate(examples, data, name)
     leaks = np.empty(0, np.int64)
     if train is not None:
-        checked = check_rows({TRAIN_SPLIT: train, SCORED: task.tabulate(examples)})
+        checked = check_rows({TRAIN_SPLIT: train, SCORED: task.tabulate_examples(examples)})
         leaks = checked.splits[SCORED].in_train[:, 0]
     others = leaks if len(leaks) < len(rows) else leaks[:0]  # without the leaks nothing would be left
     metrics = measure(task, rows, others, report) | task.baseline(data, data)
@@ -331,7 +334,7 @@ def read_train(scored: ScoredModel, report: Report) -> ExampleRows | None:
     if not (Path(scored.run) / RECIPE_FILE).is_file():
         return None
     try:
-        return scored.task.tabulate(load_again(scored, ignore)[TRAIN_SPLIT])
+        return scored.task.tabulate_examples(load_again(scored, ignore)[TRAIN_SPLIT])
     except UsageError as error:
         report(f"the training texts cannot be read, so that rows that were trained on are not looked for: {error}")
         return None

@@ -282,7 +282,7 @@ class Dev:
     def rate(self, model: Any) -> WeightedScore:
         """Return the task's score of a model as a function of the weights of these rows."""
         task, summaries = self.scored.task, summarize(self.scored.task, model, self.data)
-        return task.score(task.rows(summaries, self.data, self.scored.decided))[task.metric]
+        return task.score(task.tabulate_predictions(summaries, self.data, self.scored.decided))[task.metric]
 
 
 def load_dev(scored: ScoredModel, folder: str | None = None) -> Dev:
@@ -291,7 +291,7 @@ def load_dev(scored: ScoredModel, folder: str | None = None) -> Dev:
         scored = replace(scored, recipe=scored.recipe.override(data={"dir": folder, "held_back": 0}))
     dev = read_own(scored, ignore)[next(iter(scored.task.splits))]
     data = scored.task.encode(dev, scored.settings.tokenizer, scored.recipe, "dev")
-    return Dev(scored, data, scored.task.tabulate(dev).groups)
+    return Dev(scored, data, scored.task.tabulate_examples(dev).groups)
 
 
 def export_int8(dev: Dev, model: Any, exact: Path, output: Path, report: Report = ignore) -> dict[str, Any]:

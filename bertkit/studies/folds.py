@@ -39,7 +39,7 @@ def check_folds(finished: Iterable[RunJob]) -> None:
         if not options.get("folds"):
             continue
         find_rows([Path(job.output)], task)
-        rows = task.tabulate(task.load(options, ignore)[next(iter(task.splits))])
+        rows = task.tabulate_examples(task.load(options, ignore)[next(iter(task.splits))])
         there = read_table(Path(job.output) / PREDICTIONS / f"dev{TABLE_SUFFIX}").select([KEY, ROW_NUMBER])
         if there.to_pydict() != {KEY: hash_rows(rows.walk_texts(), rows.labels), ROW_NUMBER: list(rows.lines)}:
             raise UsageError(

@@ -71,7 +71,7 @@ def tabulate_splits(task: Task, examples: Mapping[str, Any]) -> dict[str, Exampl
     """
     rows = {}
     for split in sorted(examples, key=lambda split: split != TRAIN_SPLIT):
-        if (found := task.tabulate(examples[split])) is None:
+        if (found := task.tabulate_examples(examples[split])) is None:
             return {}
         numbers: dict[Hashable, int] = {}
         groups = [numbers.setdefault(group, len(numbers)) for group in found.groups] if split == TRAIN_SPLIT else []

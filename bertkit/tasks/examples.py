@@ -62,7 +62,7 @@ def divide(task: "Task", examples: Any, share: float, source: str = "tune_share 
     Args:
         source: The option and the split, for the message.
     """
-    groups = task.tabulate(examples).groups
+    groups = task.tabulate_examples(examples).groups
     names = list(dict.fromkeys(groups))
     count = round(share * len(names))
     if not 0 < count < len(names):

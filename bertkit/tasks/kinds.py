@@ -91,7 +91,7 @@ class Kind:
         """Return the schema of the answers."""
         raise NotImplementedError
 
-    def tabulate(
+    def tabulate_logits(
         self,
         logits: np.ndarray,
         labels: np.ndarray | None,
@@ -169,7 +169,7 @@ class SingleLabel(Kind):
         answer = {"label": {"enum": names}, "probability": PROBABILITY, "probabilities": probabilities}
         return make_object(answer | ({"label_set": make_array({"enum": names})} if has_sets else {}))
 
-    def tabulate(
+    def tabulate_logits(
         self,
         logits: np.ndarray,
         labels: np.ndarray | None,
@@ -251,7 +251,7 @@ class SeveralLabels(Kind):
         answer = {"labels": labels, "probabilities": probabilities}
         return make_object(answer | ({"label_set": labels} if has_sets else {}))
 
-    def tabulate(
+    def tabulate_logits(
         self,
         logits: np.ndarray,
         labels: np.ndarray | None,
@@ -330,7 +330,7 @@ class Number(Kind):
             return make_object({"score": NUMBER_SCHEMA})
         return make_object({"scores": make_object(dict.fromkeys(names, NUMBER_SCHEMA))})
 
-    def tabulate(
+    def tabulate_logits(
         self,
         logits: np.ndarray,
         labels: np.ndarray | None,

@@ -273,7 +273,7 @@ class NerTask(FineTuningTask):
         report(f"{split}: features of {len(labels):,} words in {path} ({path.stat().st_size / 1e6:,.1f} MB)")
         return FeaturedWords(path, ends, labels, words)
 
-    def tabulate(self, examples: TaggedExamples) -> ExampleRows:
+    def tabulate_examples(self, examples: TaggedExamples) -> ExampleRows:
         """Return the words and tags of each sentence; documents, groups or equal words belong together."""
         text = examples.text
         groups: Sequence[Hashable] = range(len(text.sentences))
@@ -318,7 +318,9 @@ class NerTask(FineTuningTask):
         best = outputs.logits.argmax(-1).masked_fill(~outputs.logits.isfinite().all(-1), UNDECIDED)  # (B, T)
         return gather_words(best, batch["labels"] != IGNORED)
 
-    def rows(self, summaries: np.ndarray, data: NerData, decided: Mapping[str, Any] | None = None) -> pa.Table:
+    def tabulate_predictions(
+        self, summaries: np.ndarray, data: NerData, decided: Mapping[str, Any] | None = None
+    ) -> pa.Table:
         """Return the right and the predicted tags, and the counts of entities; see `tabulate_tags`."""
         return tabulate_tags(get_words(data).text, decide(summaries, data))
 
@@ -394,7 +396,7 @@ class NerTask(FineTuningTask):
         data, collate = (data, locate_words) if is_featured else (data.merge(), pad)
         return EncodedInputs(data, data.stops - data.starts + 2, [False] * len(examples), collate)
 
-    def keep(self, outputs: Any, batch: Mapping[str, "Tensor"], settings: PredictionSettings) -> list[np.ndarray]:
+    def extract(self, outputs: Any, batch: Mapping[str, "Tensor"], settings: PredictionSettings) -> list[np.ndarray]:
         """Return for each sequence (2, words): labels of its own words with a token, and their probabilities."""
         labels = check_decided(self.summarize(outputs, batch).cpu().numpy())
         probabilities = outputs.logits.float().softmax(-1).amax(-1)  # (B, T)

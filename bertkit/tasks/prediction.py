@@ -41,12 +41,12 @@ def predict(
 
 @torch.inference_mode()
 def run_model(task: Task, inputs: EncodedInputs, settings: PredictionSettings, precision: str = "fp32") -> list[Any]:
-    """Return what `Task.keep` keeps of each sequence."""
+    """Return what `Task.extract` returns of each sequence."""
     kept: list[Any] = [None] * len(inputs.lengths)
     for numbers in batch_by_length(inputs.lengths, limit_batch(settings.model.device)):
         batch = inputs.collate([inputs.data[number] for number in numbers.tolist()])
         outputs, batch = compute(task, settings.model, batch, precision)
-        for number, row in zip(numbers.tolist(), task.keep(outputs, batch, settings), strict=True):
+        for number, row in zip(numbers.tolist(), task.extract(outputs, batch, settings), strict=True):
             kept[number] = row
     return kept
 

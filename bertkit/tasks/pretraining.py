@@ -300,7 +300,9 @@ class PretrainingTask(Task):
             summary[:, NSP_RIGHT] = (relationship.argmax(-1) == label).float()
         return summary
 
-    def rows(self, summaries: np.ndarray, data: PretrainingData, decided: Mapping[str, Any] | None = None) -> pa.Table:
+    def tabulate_predictions(
+        self, summaries: np.ndarray, data: PretrainingData, decided: Mapping[str, Any] | None = None
+    ) -> pa.Table:
         """Return the summed losses of each sequence in nats, and how many tokens and next sentences are right."""
         objective = data.options["objective"]
         columns = COLUMNS if objective == "mlm+nsp" else COLUMNS[:NSP_LOSS]
@@ -403,7 +405,7 @@ class PretrainingTask(Task):
         lengths = np.array([len(example["input_ids"]) for example in examples])
         return EncodedInputs(examples, lengths, [False] * len(examples))
 
-    def keep(
+    def extract(
         self, outputs: Any, batch: Mapping[str, "Tensor"], settings: PredictionSettings
     ) -> list[tuple[Any, Any, Any]]:
         """Return for each sequence its masks' likeliest tokens, their probabilities, and NSP logits (2,) or None."""

@@ -250,7 +250,7 @@ class SquadTask(FineTuningTask):
         kind = Windows if self.is_official(recipe.data["dir"]) else OwnWindows
         return kind(**vars(data) | {"language": language})
 
-    def tabulate(self, examples: Sequence[Question]) -> ExampleRows:
+    def tabulate_examples(self, examples: Sequence[Question]) -> ExampleRows:
         """Return the questions and their contexts; the right answers of 2.0 may be none."""
         texts = {"question": [one.question for one in examples], "context": [one.context for one in examples]}
         groups = [one.group or one.context for one in examples]
@@ -272,7 +272,9 @@ class SquadTask(FineTuningTask):
             return list(texts)
         return [text if doubt < -tau else "" for text, doubt in zip(texts, odds, strict=True)]
 
-    def rows(self, summaries: np.ndarray, data: Windows, decided: Mapping[str, Any] | None = None) -> pa.Table:
+    def tabulate_predictions(
+        self, summaries: np.ndarray, data: Windows, decided: Mapping[str, Any] | None = None
+    ) -> pa.Table:
         """Return the answer to each question with its exact match and F1; for 2.0 also what tau follows from."""
         answers = decode(check_answers(summaries), data)
         texts, odds = [answer.best.text for answer in answers], [answer.odds for answer in answers]
@@ -436,7 +438,7 @@ class SquadTask(FineTuningTask):
         data = encode_questions(examples, settings.tokenizer, **lengths)
         return EncodedInputs(data, data.find_first() + data.lengths + 1, data.shortened)
 
-    def keep(self, outputs: Any, batch: Mapping[str, "Tensor"], settings: PredictionSettings) -> np.ndarray:
+    def extract(self, outputs: Any, batch: Mapping[str, "Tensor"], settings: PredictionSettings) -> np.ndarray:
         """Return (B, 4 * N_BEST + 2), as `decode` needs it."""
         return check_answers(self.summarize(outputs, batch).cpu().numpy())
 

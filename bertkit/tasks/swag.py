@@ -95,7 +95,7 @@ class SwagTask(FineTuningTask):
         labels = None if None in answers else np.array(answers, np.int64)
         return Groups(sequences, labels, np.full(len(examples), len(ENDINGS)))
 
-    def tabulate(self, examples: Sequence[Situation]) -> ExampleRows:
+    def tabulate_examples(self, examples: Sequence[Situation]) -> ExampleRows:
         """Return the context, the start and the endings of each question."""
         endings = zip(*(one.endings for one in examples), strict=True)
         texts = {"context": [one.context for one in examples], "start": [one.start for one in examples]}
@@ -106,9 +106,11 @@ class SwagTask(FineTuningTask):
 
     # --- Scores -------------------------------------------------------------------------------------------------------
 
-    def rows(self, summaries: np.ndarray, data: Groups, decided: Mapping[str, Any] | None = None) -> pa.Table:
+    def tabulate_predictions(
+        self, summaries: np.ndarray, data: Groups, decided: Mapping[str, Any] | None = None
+    ) -> pa.Table:
         """Return the right and the chosen endings, and the probabilities of all."""
-        return SINGLE_LABEL.tabulate(summaries, data.labels, CHOICES)
+        return SINGLE_LABEL.tabulate_logits(summaries, data.labels, CHOICES)
 
     def score(self, rows: pa.Table) -> dict[str, WeightedScore | float]:
         """Return the accuracy and the errors of the probabilities."""

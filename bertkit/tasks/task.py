@@ -206,20 +206,22 @@ class Task:
         """Return the batch of the result of the data set's `__getitems__`; here it is one already."""
         return items
 
-    def tabulate(self, examples: Any) -> ExampleRows | None:
+    def tabulate_examples(self, examples: Any) -> ExampleRows | None:
         """Return the rows of a split's examples; None if the task has no examples before encoding."""
         return None
 
     # --- Scores -------------------------------------------------------------------------------------------------------
 
     def summarize(self, outputs: Any, batch: Mapping[str, "Tensor"]) -> "Tensor":
-        """Return the values (B, ...) that `rows` needs of each sequence."""
+        """Return the values (B, ...) that `tabulate_predictions` needs of each sequence."""
         raise NotImplementedError
 
-    def rows(self, summaries: np.ndarray, data: Any, decided: Mapping[str, Any] | None = None) -> pa.Table:
+    def tabulate_predictions(
+        self, summaries: np.ndarray, data: Any, decided: Mapping[str, Any] | None = None
+    ) -> pa.Table:
         """Return the right and predicted answers of a split, and the numbers that its scores are made of.
 
-        The columns are those of the prediction table without what `tabulate` returns.
+        The columns are those of the prediction table without what `tabulate_examples` returns.
 
         Args:
             summaries: (S, ...) of a split in order.
@@ -239,7 +241,10 @@ class Task:
     def format_predictions(
         self, summaries: np.ndarray, data: Any, split: str, decided: Mapping[str, Any] | None = None
     ) -> dict[str, str]:
-        """Return the files of a split's predictions: name below `predictions/` -> text; `decided` as for `rows`."""
+        """Return the files of a split's predictions: name below `predictions/` -> text.
+
+        `decided` is that of `tabulate_predictions`.
+        """
         return {}
 
     def comment(self, metrics: Mapping[str, Any]) -> list[str]:
@@ -263,7 +268,7 @@ class Task:
         """Return the sequences of the examples."""
         raise NotImplementedError
 
-    def keep(self, outputs: Any, batch: Mapping[str, "Tensor"], settings: PredictionSettings) -> Sequence[Any]:
+    def extract(self, outputs: Any, batch: Mapping[str, "Tensor"], settings: PredictionSettings) -> Sequence[Any]:
         """Return the values that `answer` needs of each sequence of the batch."""
         summaries = check_finite(self.summarize(outputs, batch).cpu().numpy())
         return scale_logits(summaries, settings.model.config.temperature)
@@ -271,15 +276,15 @@ class Task:
     def answer(
         self, kept: Sequence[Any], data: Any, examples: Sequence[Any], settings: PredictionSettings
     ) -> list[Result]:
-        """Return the result of each example, from the values that `keep` returned for each sequence."""
+        """Return the result of each example, from the values that `extract` returned for each sequence."""
         raise NotImplementedError
 
 
 def score_summaries(
     task: Task, summaries: np.ndarray, data: Any, decided: Mapping[str, Any] | None = None
 ) -> dict[str, float]:
-    """Return the values of a split's scores; arguments are those of `Task.rows`."""
-    return take_values(task.score(task.rows(summaries, data, decided)))
+    """Return the values of a split's scores; arguments are those of `Task.tabulate_predictions`."""
+    return take_values(task.score(task.tabulate_predictions(summaries, data, decided)))
 
 
 def refuse_tuning(recipe: Any, what: str) -> None:

@@ -207,7 +207,7 @@ class TextTask(FineTuningTask):
             report(line)
         return examples
 
-    def tabulate(self, examples: TextExamples) -> ExampleRows:
+    def tabulate_examples(self, examples: TextExamples) -> ExampleRows:
         """Return the rows of the table, of the official file or of its copy on the Hub."""
         rows, space = examples.rows, examples.space
         labels = None if examples.labels is None else space.spell(examples.labels)
@@ -252,10 +252,12 @@ class TextTask(FineTuningTask):
 
     # --- Scores and files ---------------------------------------------------------------------------------------------
 
-    def rows(self, summaries: np.ndarray, data: TextSequences, decided: Mapping[str, Any] | None = None) -> pa.Table:
+    def tabulate_predictions(
+        self, summaries: np.ndarray, data: TextSequences, decided: Mapping[str, Any] | None = None
+    ) -> pa.Table:
         """Return labels, predictions and probabilities; several labels at tuned thresholds."""
         thresholds = (decided or {}).get("thresholds")
-        return LABEL_KINDS[data.space.kind].tabulate(summaries, data.labels, data.space.names, thresholds)
+        return LABEL_KINDS[data.space.kind].tabulate_logits(summaries, data.labels, data.space.names, thresholds)
 
     def score(self, rows: pa.Table) -> dict[str, WeightedScore | float]:
         """Return the scores of the kind of problem as fractions."""

@@ -103,7 +103,7 @@ def set_apart(recipe: Recipe, examples: dict[str, Any]) -> dict[str, Any]:
     task = TASKS[recipe.task]
     dev = next(iter(task.splits), "")
     if rows := recipe.data.get("held_back"):
-        share = min(rows / len(task.tabulate(examples["train"])), MOST_HELD_BACK)
+        share = min(rows / len(task.tabulate_examples(examples["train"])), MOST_HELD_BACK)
         held, others = divide(task, examples["train"], share, "held_back rows of train")
         return {"train": others, dev: held}
     if (share := recipe.data.get("tune_share")) and TUNE not in examples:

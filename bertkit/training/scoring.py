@@ -58,7 +58,7 @@ def score_splits(
         if is_first := found.decided is None:
             found.temperature, found.conformity = calibrate(task, recipe, given, data, split)
         summaries = scale_logits(given, found.temperature)
-        rows = task.rows(summaries, data, found.decided)
+        rows = task.tabulate_predictions(summaries, data, found.decided)
         if split == TUNE:
             found.tuned = take_values(task.score(rows))
             found.metrics["tune_score"] = found.tuned[task.metric]
@@ -69,7 +69,7 @@ def score_splits(
         if split == TUNE:
             continue
         found.files |= task.format_predictions(summaries, data, split, found.decided)
-        examples = task.tabulate(prepared.examples[split])
+        examples = task.tabulate_examples(prepared.examples[split])
         rows = join_rows(rows, examples, prepared.tokenizer, task=task.name, split=split)
         if pattern := task.splits.get(split):
             found.rows = rows if split == next(iter(task.splits)) else found.rows

@@ -90,9 +90,12 @@ def keep_better(
     """
     starts, splits = read_start(output), list_scored(task, prepared)
     data = prepared.data[splits[0]]
-    both = [task.score(task.rows(summaries, data))[task.metric] for summaries in (starts[splits[0]], predict(data))]
+    both = [
+        task.score(task.tabulate_predictions(summaries, data))[task.metric]
+        for summaries in (starts[splits[0]], predict(data))
+    ]
     before, after = (take_values({"score": score})["score"] for score in both)
-    gain = compare_methods(both[:1], both[1:], task.tabulate(prepared.examples[splits[0]]).groups)
+    gain = compare_methods(both[:1], both[1:], task.tabulate_examples(prepared.examples[splits[0]]).groups)
     limits = dict(zip(name_limits(START_GAIN), (gain.low, gain.high), strict=True))
     is_worse = gain.value < 0 and gain.p < 1 - SURE
     kept = "start" if is_worse or np.isnan(after) else "end"

@@ -53,7 +53,7 @@ def fit_both(task: Task, recipe: Recipe, prepared: Prepared, dev: str) -> Baseli
     Gurevych 2019).
     """
     encoder, features = load_encoder(recipe.checkpoint, "last"), []
-    for pairs in (prepared.texts, [*task.tabulate(prepared.examples[dev]).walk_texts()]):
+    for pairs in (prepared.texts, [*task.tabulate_examples(prepared.examples[dev]).walk_texts()]):
         sides = []
         for texts in zip(*pairs, strict=True):
             ids = [
@@ -125,8 +125,10 @@ def answer_dev(data: str, way: str, place: Path, model: str, seed: int, output: 
         summaries = FITTERS[way](task, recipe, prepared, "dev").summaries
     else:
         summaries = ask_other(way, prepared, place, model, output)
-    rows = task.rows(summaries, prepared.data["dev"])
-    rows = join_rows(rows, task.tabulate(prepared.examples["dev"]), prepared.tokenizer, task=task.name, split="dev")
+    rows = task.tabulate_predictions(summaries, prepared.data["dev"])
+    rows = join_rows(
+        rows, task.tabulate_examples(prepared.examples["dev"]), prepared.tokenizer, task=task.name, split="dev"
+    )
     (output / PREDICTIONS / f"dev{TABLE_SUFFIX}").write_bytes(pack_table(rows))
     return {"score": take_values(task.score(rows))[task.metric]}
 

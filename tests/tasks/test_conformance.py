@@ -119,9 +119,9 @@ def test_some_of_dev_decide_and_the_others_are_scored(case):
     """Each example is in one part, in order, with all of its group; the division is always the same."""
     task, _, examples, _, _, _, _ = case
     dev = examples[next(iter(task.splits))]
-    groups = task.tabulate(dev).groups
-    found = [task.tabulate(part).groups for part in divide(task, dev, 0.3)]
-    assert found == [task.tabulate(part).groups for part in divide(task, dev, 0.3)]
+    groups = task.tabulate_examples(dev).groups
+    found = [task.tabulate_examples(part).groups for part in divide(task, dev, 0.3)]
+    assert found == [task.tabulate_examples(part).groups for part in divide(task, dev, 0.3)]
     assert len(found[0]) + len(found[1]) == len(groups)
     assert len(set(found[0])) == round(0.3 * len(set(groups)))
     if task.name != "ner":  # a document's number is its own; sentences without documents are renumbered
@@ -147,7 +147,7 @@ def test_a_model_that_has_diverged_is_refused(case):
     for name in [name for name in outputs if name.endswith("logits")]:
         outputs[name] = torch.full_like(outputs[name], torch.nan)
     with pytest.raises(UsageError, match="training has diverged"):
-        task.rows(task.summarize(outputs, batch).numpy(), dev)
+        task.tabulate_predictions(task.summarize(outputs, batch).numpy(), dev)
 
 
 @LEARNED
@@ -271,8 +271,8 @@ def test_a_table_of_another_program_has_the_keys_of_a_run(case, tmp_path):
     """It has the texts, the right answers and the predictions as CSV, in another order."""
     task, _, examples, tokenizer, data, model, _ = case
     split = next(iter(task.splits))
-    rows = task.rows(answer(task, model, data[split]), data[split])
-    ours = join_rows(rows, task.tabulate(examples[split]), tokenizer)
+    rows = task.tabulate_predictions(answer(task, model, data[split]), data[split])
+    ours = join_rows(rows, task.tabulate_examples(examples[split]), tokenizer)
     texts = read_facts(ours)["texts"]
     theirs = ours.select([*texts, LABEL, PREDICTION]).to_pandas().sample(frac=1, random_state=0)
     path = tmp_path / "theirs.csv"

@@ -142,10 +142,10 @@ def test_a_span_that_is_not_whole_words_is_missed_in_every_score(tmp_path, start
     kept = keep(data, [["B-X", "B-X", "O"]])
     expected = {"precision": 1 / 2, "recall": 1 / 3, "f1": 2 / 5, "strict_f1": 2 / 5}
     assert score_summaries(NER, kept, data) == pytest.approx(expected)
-    rows = NER.rows(kept, data)
+    rows = NER.tabulate_predictions(kept, data)
     assert rows.column("prediction_spans").to_pylist() == [["goodso: X", "bad: X"]]
     assert rows.column("label_spans").to_pylist() == [["good: X", "so: Y", "bad: X"]], "as they were given"
-    assert NER.tabulate(examples["dev"]).classes == ["X", "Y", "X"]
+    assert NER.tabulate_examples(examples["dev"]).classes == ["X", "Y", "X"]
     assert list(NER.format_predictions(kept, data, "dev")) == ["dev.jsonl"], "conlleval's form has whole words only"
 
 

@@ -199,7 +199,7 @@ def test_the_splits_of_texts_do_not_depend_on_their_words(tmp_path):
     path = write_texts(tmp_path / "t.jsonl", make_rows(60))
     found = [load(path, text_words=text_words)[0] for text_words in (None, "basic")]
     for split, one in found[0].items():
-        rows, others = NER.tabulate(one), NER.tabulate(found[1][split])
+        rows, others = NER.tabulate_examples(one), NER.tabulate_examples(found[1][split])
         assert (rows.lines, rows.texts) == (others.lines, others.texts)
         assert rows.labels != others.labels
 

@@ -178,7 +178,7 @@ def test_a_table_has_the_sequences_and_labels_of_a_treebank(start, tmp_path):
         data = {split: encode(examples, start, split, context=False) for split in examples}
         prints.append({split: one.fingerprint() for split, one in data.items()})
     assert prints[0] == prints[1]
-    assert NER.tabulate(examples["dev"]).used == ("tokens", "upos")
+    assert NER.tabulate_examples(examples["dev"]).used == ("tokens", "upos")
     files = NER.format_predictions(fill_summaries(data["dev"], 2), data["dev"], "dev")
     row = json.loads(files["dev.jsonl"].splitlines()[0])
     assert (list(row), row["predicted"]) == (["tokens", "upos", "n", "predicted"], ["NOUN"] * 7)
@@ -201,7 +201,9 @@ def test_scores_are_those_of_all_words(start, tmp_path):
     assert "words have no token and are predicted as ADJ" in lines[0]
     assert "have a tag that is not in training data (X)" in lines[0]
     words = data.locate_all()[2]
-    rows = NER.rows(fill_summaries(data, np.random.default_rng(0).integers(0, len(CLASSES), len(words))), data)
+    rows = NER.tabulate_predictions(
+        fill_summaries(data, np.random.default_rng(0).integers(0, len(CLASSES), len(words))), data
+    )
     gold, found = (rows.column(name).to_pylist() for name in ("label", "prediction"))
     measured, flat_gold = NER.score(rows), [tag for tags in gold for tag in tags]
 

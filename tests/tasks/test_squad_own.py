@@ -66,7 +66,7 @@ def test_questions_of_a_group_stay_together_also_where_some_of_dev_decide(tmp_pa
     books = [{question.group for question in part} for part in found.values()]
     assert not books[0] & books[1]
     assert books[0] | books[1] == {f"b{number}" for number in range(5)}
-    assert TASKS[version.name].tabulate(found["dev"]).groups == [question.group for question in found["dev"]]
+    assert TASKS[version.name].tabulate_examples(found["dev"]).groups == [question.group for question in found["dev"]]
 
 
 def test_the_folder_of_official_files_is_read_as_such_whatever_else_is_in_it(tmp_path, version):

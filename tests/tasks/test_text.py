@@ -167,7 +167,7 @@ def test_rows_of_a_group_or_with_equal_texts_are_in_one_split(tmp_path):
         parts = [{cell.strip() for cell in list_texts(found, column)} for found in examples.values()]
         assert len(parts) == 3
         assert len(set.union(*parts)) == sum(map(len, parts))
-        assert set(CLASSIFICATION.tabulate(examples["dev"]).groups) == parts[1]
+        assert set(CLASSIFICATION.tabulate_examples(examples["dev"]).groups) == parts[1]
 
 
 def test_a_pair_is_split_by_both_texts(tmp_path):
@@ -365,7 +365,7 @@ def test_a_score_that_may_be_below_its_baseline_is_no_warning():
 def test_thresholds_in_the_order_of_the_labels_decide_other_data(reviews):
     data = make_data([[1, 0], [1, 1], [0, 0], [0, 1]], reviews, label=["tags"])
     logits = np.array([[-1.0, 3.0], [-1.5, 4.0], [-3.0, 3.0], [-3.0, 4.0]])
-    rows = CLASSIFICATION.rows(logits, data)
+    rows = CLASSIFICATION.tabulate_predictions(logits, data)
     scores = take_values(CLASSIFICATION.score(rows))
     assert scores["macro_f1"] == 1
     assert scores["fixed_macro_f1"] < 1
@@ -524,7 +524,7 @@ def test_a_threshold_between_very_likely_labels_divides_predictions_too(reviews)
     """In fp32 both probabilities of a label are 1."""
     logits = np.array([[20.0, -1.0], [21.0, 1.0]], np.float32)
     data = make_data([[0, 0], [1, 1]], reviews, label=["tags"])
-    rows = CLASSIFICATION.rows(logits, data)
+    rows = CLASSIFICATION.tabulate_predictions(logits, data)
     assert take_values(CLASSIFICATION.score(rows))["exact_match"] == 1
     results = SEVERAL_LABELS.decide(logits, ["dear", "slow"], find_decided(rows)["thresholds"])
     assert [result["labels"] for result in results] == [[], ["dear", "slow"]]
