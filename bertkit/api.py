@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 from bertkit.analysis.doctor import examine, expect_scores
 from bertkit.data.formats.dataframes import convert_table, convert_tables, write_tables
 from bertkit.data.formats.rows import SPLIT_NAMES
-from bertkit.errors import UsageError, explain_refusal
+from bertkit.errors import UsageError, as_usage_error
 from bertkit.inference.evaluate import evaluate, load_predictor
 from bertkit.inference.predictor import Predictor
 from bertkit.model.checkpoint import find_file, load_config
@@ -351,7 +351,7 @@ def hold_tables(tables: Mapping[str, pa.Table | Path], output: Path) -> Iterator
     folder = output / DATA
     is_new = bool(tables) and not folder.exists()
     try:
-        with explain_refusal(f"the directory {folder}"):
+        with as_usage_error(f"the directory {folder}"):
             write_tables(tables, folder)
         yield
     except BaseException:

@@ -91,7 +91,7 @@ def locate_refusal(where: str) -> Iterator[None]:
 
 
 @contextmanager
-def explain_refusal(what: str, remedy: str = "") -> Iterator[None]:
+def as_usage_error(what: str, remedy: str = "") -> Iterator[None]:
     """Convert a library error, a system error or a broken download into a UsageError about `what`.
 
     Args:

@@ -16,7 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from bertkit.api import Run, train
 from bertkit.data.labels import PAIR_NAMES, normalise
-from bertkit.errors import UsageError, explain_refusal, pluralize
+from bertkit.errors import UsageError, as_usage_error, pluralize
 from bertkit.training.run_dir import RUN_FILES
 
 
@@ -70,7 +70,7 @@ class BertClassifier(ClassifierMixin, BaseEstimator):
         """
         texts, labels = read_texts(X), read_labels(y)
         check_consistent_length(texts, labels)
-        with explain_refusal("y", "give labels of one type"):
+        with as_usage_error("y", "give labels of one type"):
             classes, numbers = np.unique(labels, return_inverse=True)
             names = ClassLabel(names=name_classes(classes))
         columns = dict(zip(PAIR_NAMES[0], map(list, zip(*texts, strict=True)), strict=False))

@@ -7,7 +7,7 @@ import zipfile
 
 import pytest
 
-from bertkit.errors import UsageError, check_access, explain_disk_error, explain_os_error, explain_refusal
+from bertkit.errors import UsageError, as_usage_error, check_access, explain_disk_error, explain_os_error
 
 LONG = "n" * 300
 
@@ -46,15 +46,15 @@ def test_a_path_that_cannot_be_looked_at_is_not_called_absent(tmp_path):
 def test_a_disk_that_cannot_be_written_to_is_one_line(number, words):
     assert explain_os_error(make_error(number)).startswith(words)
     use = "read or written" if number == errno.EIO else "written to"
-    for explain in (explain_disk_error, explain_refusal):
+    for explain in (explain_disk_error, as_usage_error):
         with pytest.raises(UsageError, match=re.escape(f"a.html cannot be {use}: {words}")), explain("a.html"):
             raise make_error(number)
 
 
 def test_a_damaged_file_has_its_own_remedy_and_a_full_disk_too(refused):
-    with refused(), explain_refusal("a/b", "delete a to start again"):
+    with refused(), as_usage_error("a/b", "delete a to start again"):
         raise ValueError("x")
-    with refused(), explain_refusal("a/b", "delete a to start again"):
+    with refused(), as_usage_error("a/b", "delete a to start again"):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with refused(), explain_disk_error("a"):
         raise RuntimeError("PytorchStreamWriter failed: Read-only file system")  # an error without a number
@@ -93,5 +93,5 @@ def test_a_bug_is_not_explained(error):
     assert explain_os_error(error) is None
     with pytest.raises(type(error)), explain_disk_error("runs/a"):
         raise error
-    with pytest.raises(KeyError), explain_refusal("runs/a"):
+    with pytest.raises(KeyError), as_usage_error("runs/a"):
         raise KeyError("a bug")

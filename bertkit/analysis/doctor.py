@@ -30,7 +30,7 @@ from bertkit.data.long_texts import POOLED
 from bertkit.data.scripts import find_scripts
 from bertkit.data.splits import EmptySplitError
 from bertkit.data.tokenizer import find_words, load_tokenizer
-from bertkit.errors import UsageError, explain_refusal
+from bertkit.errors import UsageError, as_usage_error
 from bertkit.metrics.table import LABEL, PROBABILITY_PREFIX
 from bertkit.reports.tables import MISSING, Table, make_table
 from bertkit.system.files import atomic_open, atomic_write
@@ -446,7 +446,7 @@ def write_clean(diagnosis: Diagnosis, drops: Sequence[str], output: Path, report
         rows = raise_errors(source, walk_rows(Path(source), decoder=TYPED_ROW, **reading))
         remaining = [row for number, row in rows if number in kept[source]]
         if remaining:  # training refuses a file without rows
-            with explain_refusal(f"the file {path}"):
+            with as_usage_error(f"the file {path}"):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with atomic_open(path) as stream:
                     write_rows(remaining, dict.fromkeys(chain.from_iterable(remaining)), stream, path.suffix)

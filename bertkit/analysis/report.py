@@ -24,7 +24,7 @@ from bertkit.analysis.doctor import list_tables
 from bertkit.analysis.expected import EXPECTED, plot_expected
 from bertkit.analysis.explanation import EXPLANATIONS, describe_words, list_parts
 from bertkit.analysis.slices import tabulate_slices
-from bertkit.errors import UsageError, explain_refusal, pluralize
+from bertkit.errors import UsageError, as_usage_error, pluralize
 from bertkit.metrics.calibration import bin_probabilities, measure_calibration
 from bertkit.metrics.intervals import find_share_interval
 from bertkit.metrics.ner import score_types
@@ -107,7 +107,7 @@ def write_page(paths: Sequence[Path], output: Path, report: Report = ignore) -> 
         part = describe_study(source, links) if source.study else describe_run(source, others)
         definition = folder / part["file"]
         parts.append(part | {"source": definition.read_text(encoding="utf-8") if definition.is_file() else ""})
-    with explain_refusal(f"the page {output}"):
+    with as_usage_error(f"the page {output}"):
         output.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(render(parts), output)
     studies = sum(bool(source.study) for source in sources)

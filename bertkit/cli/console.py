@@ -14,7 +14,7 @@ from typing import Any
 
 import typer
 
-from bertkit.errors import UsageError, explain_os_error, explain_refusal
+from bertkit.errors import UsageError, as_usage_error, explain_os_error
 from bertkit.reports.tables import Table, list_shown, make_table, tabulate_scores
 from bertkit.system.signals import STOPS, Interrupted, note_signals
 from bertkit.tasks.option import Options
@@ -278,7 +278,7 @@ def write_figures(figures: Mapping[str, Any], path: Path, *sources: str) -> None
 
     for source in sources:
         check_output(source, path, "--json")
-    with explain_refusal(f"the file {path}"):
+    with as_usage_error(f"the file {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(figures, path)
 

@@ -18,7 +18,7 @@ import torch
 from bertkit.data.duplicates import TRAIN_SPLIT
 from bertkit.data.sequences import IGNORED, batch_by_length
 from bertkit.data.splits import DROP, UNLABELLED
-from bertkit.errors import UsageError, explain_refusal, pluralize
+from bertkit.errors import UsageError, as_usage_error, pluralize
 from bertkit.inference.predictor import Predictor, find_export
 from bertkit.metrics.calibration import scale_logits
 from bertkit.metrics.classification import FIXED_THRESHOLD
@@ -311,7 +311,7 @@ def write_files(output: Path, name: str, rows: pa.Table, metrics: Mapping[str, A
     if metrics is not None:
         files[MISTAKES_FILE] = files.pop(f"{PREDICTIONS}/{name}{MISTAKES}")
         files[METRICS_FILE] = json.dumps(metrics, indent=2) + "\n"
-    with explain_refusal(f"the directory {output}"):
+    with as_usage_error(f"the directory {output}"):
         (output / PREDICTIONS).mkdir(parents=True, exist_ok=True)
         for file, content in files.items():
             with atomic_open(output / file, "wb") as stream:

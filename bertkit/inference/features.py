@@ -15,7 +15,7 @@ from bertkit.data.formats.line import find_encoding, walk_file
 from bertkit.data.formats.rows import check_output
 from bertkit.data.sequences import encode_inputs
 from bertkit.data.tokenizer import find_backend, load_tokenizer
-from bertkit.errors import UsageError, explain_refusal
+from bertkit.errors import UsageError, as_usage_error
 from bertkit.inference.batching import cut_into_chunks
 from bertkit.model.bert import BertModel
 from bertkit.model.bilstm import find_layers
@@ -55,7 +55,7 @@ def extract(
     model = load_encoder(checkpoint, layers, len(tokenizer))
     if pool == "cls":
         report("without fine-tuning the vector of [CLS] is not a sentence vector (the paper's footnote on C, 3.1)")
-    with explain_refusal(f"the file {output}"):
+    with as_usage_error(f"the file {output}"):
         output.parent.mkdir(parents=True, exist_ok=True)
         is_text = output.suffix == ".jsonl"
         with atomic_open(output, "w" if is_text else "wb") as file:

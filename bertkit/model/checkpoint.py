@@ -14,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 from transformers.utils import cached_file
 
-from bertkit.errors import UsageError, check_access, explain_refusal, join_lines
+from bertkit.errors import UsageError, as_usage_error, check_access, join_lines
 from bertkit.model.config import BertConfig, check_attention
 from bertkit.system.files import take_fingerprint
 from bertkit.system.hub import check_checkpoint, find_cached, find_trouble, split_revision
@@ -39,7 +39,7 @@ def check_weights(checkpoint: str) -> None:
     folder = Path(checkpoint)
     files = sorted(folder.glob("model*.safetensors"))
     for file in files:
-        with explain_refusal(str(file)), safe_open(file, "pt"):
+        with as_usage_error(str(file)), safe_open(file, "pt"):
             pass
     if files or not folder.is_dir():
         return
@@ -69,7 +69,7 @@ def find_file(checkpoint: str, name: str) -> Path | None:
     """Return a file of a checkpoint, local, cached or from the Hub; None if the checkpoint lacks it."""
     if Path(checkpoint).exists():
         return path if (path := Path(checkpoint, name)).is_file() else None
-    with explain_refusal(f"{name} of {checkpoint}"):
+    with as_usage_error(f"{name} of {checkpoint}"):
         model, revision = split_revision(checkpoint)
         found = cached_file(
             model,
@@ -86,7 +86,7 @@ def find_weights(checkpoint: str) -> str:
     if Path(checkpoint).exists():
         found = next(Path(checkpoint).glob("model*.safetensors"), None)
     else:
-        with explain_refusal(f"the model {checkpoint}"):
+        with as_usage_error(f"the model {checkpoint}"):
             found = find_cached(checkpoint, "model.safetensors")
     if found is None:
         raise UsageError(
@@ -99,7 +99,7 @@ def find_weights(checkpoint: str) -> str:
 def load_config(checkpoint: str) -> BertConfig:
     """Load the configuration of a checkpoint: a directory, or a name on the Hub, cached or not."""
     remedy = "give a directory with a BERT checkpoint"
-    with explain_refusal(f"the model {checkpoint}"):
+    with as_usage_error(f"the model {checkpoint}"):
         check_access(checkpoint)
         if Path(checkpoint).exists() and not Path(checkpoint, "config.json").is_file():
             if Path(checkpoint, "recipe.toml").is_file():
@@ -140,7 +140,7 @@ def load_config(checkpoint: str) -> BertConfig:
 
 def make_config(values: Mapping[str, Any]) -> BertConfig:
     """Return the BertConfig with these values."""
-    with explain_refusal("[model]"):
+    with as_usage_error("[model]"):
         check_attention(values.get("attn_implementation"))
         return BertConfig(**values)
 
@@ -164,7 +164,7 @@ def load_model(head: type, checkpoint: str, settings: Mapping[str, Any]) -> tupl
         settings.setdefault("problem_type", None)
     load_config(checkpoint)
     check_weights(checkpoint)
-    with explain_refusal(f"the model {checkpoint} (in safetensors)"):
+    with as_usage_error(f"the model {checkpoint} (in safetensors)"):
         check_attention(settings.get("attn_implementation"))
         name, revision = split_revision(checkpoint)
         model, info = head.from_pretrained(
@@ -204,7 +204,7 @@ def load_model(head: type, checkpoint: str, settings: Mapping[str, Any]) -> tupl
         scale_targets(model, *scale, is_new="classifier.weight" in new)
     model.config.learned_scale = None  # the learned scale belongs to the checkpoint
     if weights is not None:
-        with explain_refusal("class_weights"):
+        with as_usage_error("class_weights"):
             model.config.class_weights = weights
             model.config.validate()
     return model, sorted(new)

@@ -21,7 +21,7 @@ from bertkit.tasks import TASKS
 from bertkit.tasks.option import reads_own_data
 from bertkit.training import costs
 from bertkit.training.recipe import Recipe, RecipePart, merge
-from bertkit.training.resolve import settle
+from bertkit.training.resolve import apply_preset
 from bertkit.training.run_dir import FIRST
 
 TEXT_FOLDER = "text"  # holds the corpus, below data_root
@@ -230,7 +230,7 @@ def describe_time(study: Study, output: Path, report: Report) -> list[str]:
             if isinstance(measured := known[name], str):
                 unknown[measured] += 1
             else:
-                settled = settle(recipe, measured.rows)
-                seconds.append(sum(costs.expect(settled, measured, output)[1:]) + measured.end)
+                settled = apply_preset(recipe, measured.rows)
+                seconds.append(sum(costs.estimate(settled, measured, output)[1:]) + measured.end)
     line = f"{pluralize(len(seconds), 'run')}, one after another: {describe_duration(sum(seconds))} expected here"
     return [line, *(f"{pluralize(number, 'run')}: {reason}" for reason, number in unknown.items())]

@@ -26,7 +26,7 @@ def find_states(
     states, left = {}, {}
     for directory, job in jobs.items():
         metrics = find_finished(output / directory, job.recipe)
-        states[directory] = State() if metrics is None else judge(State("finished", metrics=metrics))
+        states[directory] = State() if metrics is None else fail_if_not_finite(State("finished", metrics=metrics))
         if metrics is None:
             left[directory] = job
     for cell in (cell for cell in cells if cell.members):
@@ -36,7 +36,7 @@ def find_states(
     return states, left
 
 
-def judge(state: State) -> State:
+def fail_if_not_finite(state: State) -> State:
     """Return the state; a finished run whose score is NaN or infinite becomes failed."""
     if state.status == "finished" and not math.isfinite(state.metrics["score"]):
         return replace(state, status="failed", reason=f"the score is {state.metrics['score']}")

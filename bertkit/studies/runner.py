@@ -20,12 +20,20 @@ import torch
 
 from bertkit.data.pretraining.sources import is_built, read_documents
 from bertkit.data.tokenizer import load_tokenizer, save_tokenizer
-from bertkit.errors import UsageError, explain_refusal, locate_refusal
+from bertkit.errors import UsageError, as_usage_error, locate_refusal
 from bertkit.inference.ensemble import combine
 from bertkit.studies.cells import Cell, Pretraining, list_cells, list_pretrainings, name_step
 from bertkit.studies.folds import check_folds
 from bertkit.studies.plots import plot_curve, plot_heatmap
-from bertkit.studies.results import choose, describe_score, find_states, group_cells, judge, list_scores, summarize
+from bertkit.studies.results import (
+    choose,
+    describe_score,
+    fail_if_not_finite,
+    find_states,
+    group_cells,
+    list_scores,
+    summarize,
+)
 from bertkit.studies.run_processes import RunJob, Runs, State, drop_checkpoints, drop_weights, share_gpus
 from bertkit.studies.spec import CURVE, HARDWARE, PICTURE, PRETRAIN, STUDY_FILE, TABLE, Study, define, make_study
 from bertkit.studies.tables import describe_size, write_table
@@ -145,7 +153,7 @@ class StudyState:
 
     def start(self) -> None:
         """Create the directory, write study.toml, compare finished runs, and remove models that are not needed."""
-        with explain_refusal(f"the directory {self.output}"):
+        with as_usage_error(f"the directory {self.output}"):
             self.output.mkdir(parents=True, exist_ok=True)
         save_recipe(define(self.study), self.output / STUDY_FILE)
         finished = [directory for directory in self.jobs if self.states[directory].status == "finished"]
@@ -233,7 +241,7 @@ class StudyState:
             self.report(f"{directory}: {news}")
             return
         news = replace(news, reason=news.reason.replace(str(self.output / directory), directory))
-        state = self.states[directory] = self.compare_data(directory, judge(news))
+        state = self.states[directory] = self.compare_data(directory, fail_if_not_finite(news))
         if state.status in ("finished", "failed"):
             task = PRETRAIN
             if directory not in self.pretrainings:  # `keep_models` removes those of a pretraining

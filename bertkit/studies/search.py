@@ -23,9 +23,9 @@ import msgspec
 import numpy as np
 import torch
 
-from bertkit.errors import UsageError, explain_disk_error, explain_missing, explain_refusal, pluralize
+from bertkit.errors import UsageError, as_usage_error, explain_disk_error, explain_missing, pluralize
 from bertkit.reports.tables import find_row
-from bertkit.studies.results import judge
+from bertkit.studies.results import fail_if_not_finite
 from bertkit.studies.run_processes import RunJob, Runs, State, drop_checkpoints, drop_weights
 from bertkit.studies.spec import check_searchable, set_axis
 from bertkit.studies.tables import show_value
@@ -42,7 +42,7 @@ from bertkit.training.clock import Clock
 from bertkit.training.prepare import Prepared, prepare
 from bertkit.training.processes import join_processes
 from bertkit.training.recipe import Recipe, list_decisive, load_recipe, merge, read_recipe, save_recipe
-from bertkit.training.resolve import settle
+from bertkit.training.resolve import apply_preset
 from bertkit.training.run import run
 from bertkit.training.run_dir import LOG, RECIPE_FILE, SEARCH, has_begun, read_log
 
@@ -123,7 +123,7 @@ class Search:
         if has_begun(self.output):  # the last training
             return load_recipe(self.output / RECIPE_FILE), None
         prepared = prepare(self.recipe, self.report)
-        self.recipe = settle(self.recipe, len(prepared.data["train"]), self.report, prepared.pairs)
+        self.recipe = apply_preset(self.recipe, len(prepared.data["train"]), self.report, prepared.pairs)
         with hold_directory(self.folder):
             save_recipe(identity, path)
             best = self.make_recipe(self.find_best(prepared))
@@ -160,7 +160,7 @@ class Search:
         measured = budget.measure_again(self.recipe, prepared, self.clock, self.output)
         held = int(min(HELD_ROWS, MOST_HELD_BACK * measured.rows))
         measured = msgspec.structs.replace(measured, rows=measured.rows - held, evaluated=held, predicted=held)
-        _, training, evaluation = costs.expect(self.make_trial({}), measured, self.folder)
+        _, training, evaluation = costs.estimate(self.make_trial({}), measured, self.folder)
         return START_SECONDS + training + evaluation + measured.end
 
     @cached_property
@@ -203,7 +203,7 @@ class Search:
         journals = optuna.storages.journal
         if path.exists() and not (content := path.read_bytes()).endswith(b"\n"):  # a power cut ended the last line
             os.truncate(path, content.rfind(b"\n") + 1)
-        with explain_refusal(str(path), f"delete {self.folder} to start again"):
+        with as_usage_error(str(path), f"delete {self.folder} to start again"):
             backend = journals.JournalFileBackend(str(path), journals.JournalFileOpenLock(str(path)))
             self.storage = optuna.storages.JournalStorage(backend)
             kept = {"storage": self.storage, "study_name": SEARCH, "load_if_exists": True}
@@ -263,7 +263,7 @@ class Search:
         found, states = runs.known.get(job.output, State()), self.optuna.trial.TrialState
         if "end_score" in (found.metrics or {}):  # trainings are compared, also where a run delivers its start
             found = replace(found, metrics={**found.metrics, "score": found.metrics["end_score"]})
-        found = judge(found)
+        found = fail_if_not_finite(found)
         value, state, reason = None, states.FAIL, found.reason
         if self.is_worse(job, trial):  # by its last scores: it may have ended before they were read
             state, reason = states.PRUNED, WORSE

@@ -20,7 +20,7 @@ from typing import IO, Any, Literal
 import numpy as np
 from filelock import FileLock, Timeout
 
-from bertkit.errors import UsageError, explain_refusal
+from bertkit.errors import UsageError, as_usage_error
 
 UNFINISHED_SUFFIX = "unfinished"
 LOCK = ".lock"  # names the process that uses a directory
@@ -86,7 +86,7 @@ def hold_directory(output: Path) -> Iterator[None]:
     The system releases the lock when a process dies. File systems without locks (some network disks) are not locked.
     """
     made = [path for path in (output, *output.parents) if not path.exists()]
-    with explain_refusal(f"the directory {output}"):
+    with as_usage_error(f"the directory {output}"):
         output.mkdir(parents=True, exist_ok=True)
     path = output / LOCK
     lock = FileLock(path, timeout=LOCK_PATIENCE, fallback_to_soft=False)
@@ -122,7 +122,7 @@ def check_empty(output: Path, kind: str, *known: str) -> None:
         kind: The thing that the directory could hold, such as "run".
         known: Names of files and folders that may be there.
     """
-    with explain_refusal(f"the directory {output}", "name another directory with --output"):
+    with as_usage_error(f"the directory {output}", "name another directory with --output"):
         names = [path.name for path in output.iterdir()] if output.exists() else []
     if any(not name.startswith(".") and name not in known for name in names):
         raise UsageError(f"{output} is not empty and holds no {kind}; name another directory with --output")

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from bertkit.data.long_texts import pool_windows
 from bertkit.data.sequences import Sequences, batch_by_length, pad
-from bertkit.errors import UsageError, explain_refusal
+from bertkit.errors import UsageError, as_usage_error
 from bertkit.model.bert import BertModel
 from bertkit.model.bilstm import find_layers, select_features
 from bertkit.model.checkpoint import load_config, load_model
@@ -60,9 +60,9 @@ def load_encoder(checkpoint: str, layers: str, tokens: int = 0) -> BertModel:
     Args:
         tokens: The size of the tokenizer's vocabulary.
     """
-    with explain_refusal(f"the model {checkpoint}"):
+    with as_usage_error(f"the model {checkpoint}"):
         config = load_config(checkpoint)
-    with explain_refusal(f"--layers {layers}"):
+    with as_usage_error(f"--layers {layers}"):
         find_layers(layers, config.num_hidden_layers)
     model, _ = load_model(BertModel, checkpoint, {"add_pooling_layer": False, "vocab_size": tokens})
     return model.eval().requires_grad_(False).to(find_device())
@@ -465,7 +465,7 @@ def cache_features(
     name = name_vectors(model, [numbers, half], sequences.ids, sequences.ends, sequences.seconds, positions, ends)
     remedy = "give a folder for features with --set data.features_dir=DIR"
     # The first process on each machine computes the features, and the others read its file.
-    with PartialState().local_main_process_first(), explain_refusal("the folder of features", remedy):
+    with PartialState().local_main_process_first(), as_usage_error("the folder of features", remedy):
         path = Path(folder or find_cache(), f"{name}.npy")
         if not path.is_file():
             shape = (len(positions), len(numbers), model.config.hidden_size)

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from transformers import Trainer, TrainingArguments, get_scheduler
 
-from bertkit.errors import UsageError, explain_refusal
+from bertkit.errors import UsageError, as_usage_error
 from bertkit.model.optim import BERT_ADAM
 from bertkit.model.precision import choose_precision
 from bertkit.tasks import TASKS
@@ -44,7 +44,7 @@ def make_arguments(recipe: Recipe, output: Path) -> TrainingArguments:
         defaults |= {"metric_for_best_model": task.metric, "greater_is_better": not task.lower_is_better}
     if "activation_checkpointing" in TrainingArguments.__dataclass_fields__ and "gradient_checkpointing" in train:
         train["activation_checkpointing"] = train.pop("gradient_checkpointing")  # transformers' newer name
-    with explain_refusal("[train]"):
+    with as_usage_error("[train]"):
         args = TrainingArguments(
             **defaults
             | train

@@ -26,7 +26,7 @@ from bertkit.training.costs import Measured, expect, measure
 from bertkit.training.prepare import Prepared, prepare
 from bertkit.training.processes import join_processes, take_first
 from bertkit.training.recipe import Recipe, limit_updates, load_recipe
-from bertkit.training.resolve import settle
+from bertkit.training.resolve import apply_preset
 from bertkit.training.run import run
 from bertkit.training.run_dir import RECIPE_FILE, has_begun, read_record
 
@@ -114,7 +114,7 @@ def train_within(
         fitted = limit_updates(recipe, begun.train["max_steps"], planned).override(stop_after=begun.stop_after)
     else:
         prepared = prepared or prepare(recipe, report)
-        recipe = leave_out_evaluations(settle(recipe, len(prepared.data["train"]), report, prepared.pairs))
+        recipe = leave_out_evaluations(apply_preset(recipe, len(prepared.data["train"]), report, prepared.pairs))
         if join_processes(recipe).is_main_process:
             fit_baselines(TASKS[recipe.task], recipe, prepared, ignore)  # the cache keeps them for the run
         report("measuring some updates")

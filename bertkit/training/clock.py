@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from bertkit.errors import UsageError, explain_refusal
+from bertkit.errors import UsageError, as_usage_error
 from bertkit.system.files import write_json
 from bertkit.training.run_dir import read_record
 
@@ -55,7 +55,7 @@ class Clock:
         """Add the time of earlier starts, and record the time used, so that a kill loses none of it."""
         with suppress(OSError, ValueError):
             self.earlier = read_record(path, float) + RECORDED_EVERY
-        with explain_refusal(f"the directory {path.parent}"):
+        with as_usage_error(f"the directory {path.parent}"):
             path.parent.mkdir(parents=True, exist_ok=True)
         over = Event()
 

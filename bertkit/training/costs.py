@@ -22,7 +22,7 @@ from bertkit.training.arguments import make_arguments
 from bertkit.training.prepare import Prepared, prepare
 from bertkit.training.processes import take_first
 from bertkit.training.recipe import Recipe
-from bertkit.training.resolve import MOST_SOLVED, settle
+from bertkit.training.resolve import MOST_SOLVED, apply_preset
 from bertkit.training.run import count_updates, make_model, make_trainer
 from bertkit.training.run_dir import FIRST, describe_environment
 from bertkit.training.token_budget import SAMPLED, bound_tokens, measure_activations
@@ -183,7 +183,7 @@ def time_updates(recipe: Recipe, model: nn.Module, rows: Subset, seconds: float,
     return trainer, min(timings[2:])
 
 
-def expect(recipe: Recipe, measured: Measured, output: Path) -> tuple[int, float, float]:
+def estimate(recipe: Recipe, measured: Measured, output: Path) -> tuple[int, float, float]:
     """Return the updates of a recipe, and the seconds of its training and of the evaluations during it."""
     args = make_arguments(recipe, output)
     updates, in_epoch = count_updates(args, recipe, measured.rows), ceil(measured.rows / recipe.batch_size)
@@ -229,8 +229,8 @@ def describe_cost(recipe: Recipe, output: Path, report: Report = ignore) -> list
     lines = [f"before, {line}" for line in describe_cost(earlier, output / FIRST, report)] if earlier else []
     if isinstance(measured := find_costs(recipe, report=report), str):
         return [*lines, measured]
-    recipe = settle(recipe, measured.rows, lines.append)
-    updates, training, evaluation = expect(recipe, measured, output)
+    recipe = apply_preset(recipe, measured.rows, lines.append)
+    updates, training, evaluation = estimate(recipe, measured, output)
     machine, memory, tokens = describe_environment(), measured.memory, recipe.batch_size * measured.tokens
     device = "; ".join(machine["gpus"]) or f"{machine['processor']}, {pluralize(machine['threads'], 'thread')}"
     return [

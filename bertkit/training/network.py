@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from transformers import PreTrainedConfig
 
-from bertkit.errors import UsageError, explain_refusal
+from bertkit.errors import UsageError, as_usage_error
 from bertkit.model import bilstm
 from bertkit.model.checkpoint import check_weights, load_config, make_config
 from bertkit.tasks.task import Task
@@ -42,7 +42,7 @@ def fit_model(task: Task, recipe: "Recipe", config: PreTrainedConfig | None = No
     else:
         config = make_config(recipe.model)
     if layers := recipe.data.get("features"):
-        with explain_refusal(f"features = {layers!r}"):
+        with as_usage_error(f"features = {layers!r}"):
             bilstm.find_layers(layers, config.num_hidden_layers)
     if recipe.model.get("attn_implementation") == "flex_attention":
         raise UsageError("flex_attention has no dropout, with which BERT is trained; use packed, sdpa or eager")

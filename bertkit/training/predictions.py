@@ -24,7 +24,7 @@ from bertkit.data.labels import (
     read_lists,
 )
 from bertkit.data.tokenizer import find_words
-from bertkit.errors import UsageError, explain_refusal, make_printable
+from bertkit.errors import UsageError, as_usage_error, make_printable
 from bertkit.metrics.ner import find_entities, sum_types
 from bertkit.metrics.table import (
     KIND_COLUMNS,
@@ -147,7 +147,7 @@ def read_table(path: Path, texts: Sequence[str] = ()) -> pa.Table:
         texts: The columns of texts of a table without keys; by default all columns that are not results.
     """
     if path.name.endswith(TABLE_SUFFIX) and path.is_file():
-        with explain_refusal(str(path), "delete it and write it again"):
+        with as_usage_error(str(path), "delete it and write it again"):
             rows = pq.read_table(path, page_checksum_verification=True)
             rows.validate(full=True)
             found = read_facts(rows).get("table") if KEY in rows.column_names else None

@@ -16,7 +16,7 @@ from huggingface_hub import CommitOperationAdd, HfApi, ModelCard
 from huggingface_hub.utils import validate_repo_id
 
 import bertkit
-from bertkit.errors import UsageError, explain_refusal
+from bertkit.errors import UsageError, as_usage_error
 from bertkit.system.hub import CARD, LOGIN, explain_hub
 from bertkit.system.progress import Report, ignore
 from bertkit.training.model_card import hide_paths
@@ -77,7 +77,7 @@ def gather_files(output: Path) -> dict[str, Path | bytes]:
 def make_public_card(output: Path, repo: str) -> str:
     """Return the card of a run under the repository's name, with a note on its study."""
     name = repo.rpartition("/")[2]
-    with explain_refusal(f"the card {output / CARD}"):
+    with as_usage_error(f"the card {output / CARD}"):
         card = ModelCard((output / CARD).read_text(encoding="utf-8"))
         if card.data.get("model_name"):
             card.data.model_name = name

@@ -202,7 +202,7 @@ RANGES: dict[str, dict[str, tuple[float, float]]] = {
     },
 }
 
-# Keys of [train] that the preset `auto` leaves open until the rows are known (`bertkit.training.resolve.settle`).
+# Keys of [train] that the preset `auto` leaves open until the rows are known (`bertkit.training.resolve.apply_preset`).
 ADAPTED = ("optim", "learning_rate", "num_train_epochs")
 # Instead of an evaluation and a checkpoint in each of many short epochs: shares of all updates.
 FIVE_TIMES = {"eval_strategy": "steps", "eval_steps": 0.2, "save_strategy": "steps", "save_steps": 0.2}

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from bertkit.errors import UsageError, explain_refusal
+from bertkit.errors import UsageError, as_usage_error
 from bertkit.system.differences import find_differences
 from bertkit.system.hub import pin
 from bertkit.system.progress import Report, ignore
@@ -104,6 +104,6 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     """Read the weights of a finished run from all of its shards."""
     found: dict[str, Tensor] = {}
     for path in sorted(folder.glob("model*.safetensors")):
-        with explain_refusal(str(path)):
+        with as_usage_error(str(path)):
             found |= load_file(path)
     return found

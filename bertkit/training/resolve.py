@@ -41,7 +41,7 @@ MOST_SOLVED, MOST_SOLVED_WORDS = 20_000, 50_000  # texts and words that a head i
 UNUSED = ("batch_size", "patience", *ADAPTED, "max_steps", "warmup_steps")  # keys of a training by gradients
 
 
-def settle(recipe: Recipe, rows: int, report: Report = ignore, pairs: bool = False) -> Recipe:
+def apply_preset(recipe: Recipe, rows: int, report: Report = ignore, pairs: bool = False) -> Recipe:
     """Return a recipe with the values that its preset leaves to the data; another preset leaves none.
 
     Args:

@@ -28,7 +28,7 @@ from torch import nn
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback, TrainingArguments, set_seed
 
 import bertkit
-from bertkit.errors import UsageError, explain_disk_error, explain_refusal
+from bertkit.errors import UsageError, as_usage_error, explain_disk_error
 from bertkit.model.checkpoint import (
     find_file,
     fingerprint_weights,
@@ -56,7 +56,7 @@ from bertkit.training.outputs import find_better, is_falling, is_learned, save_b
 from bertkit.training.prepare import Prepared, prepare
 from bertkit.training.processes import explain_lost_process, join_processes
 from bertkit.training.recipe import Recipe, load_recipe, save_recipe
-from bertkit.training.resolve import MOST_SOLVED, settle, solve_start
+from bertkit.training.resolve import MOST_SOLVED, apply_preset, solve_start
 from bertkit.training.run_dir import (
     BEST,
     CALIBRATION_FILE,
@@ -128,7 +128,7 @@ def run(
             if processes.is_main_process:
                 start_directory(output, recipe, prepared.tokenizer)
         if "train" in prepared.data:
-            recipe = settle(recipe, len(prepared.data["train"]), report, prepared.pairs)
+            recipe = apply_preset(recipe, len(prepared.data["train"]), report, prepared.pairs)
             args = make_arguments(recipe, output)
         start = train_first(recipe, output, report, progress)
         set_seed(args.seed)  # a run must not depend on whether its data were prepared here
@@ -202,7 +202,7 @@ def load_head(
     """
     head = getattr(bertkit, name_head(task, recipe))
     if not recipe.checkpoint:
-        with explain_refusal("[model]"):
+        with as_usage_error("[model]"):
             return head(make_config(recipe.model | settings)), []
     model, new = load_model(head, recipe.checkpoint, recipe.model | settings)
     with suppress(UsageError):
@@ -284,7 +284,7 @@ def make_trainer(
     most = recipe.data["max_tokens"]
     is_unwatched = recipe.preset == "auto" and recipe.train.get("eval_strategy") == "no"
     planned = recipe.given.get("train", {}).keys() & {"save_steps", "save_strategy", "load_best_model_at_end"}
-    with explain_refusal("[train]"):
+    with as_usage_error("[train]"):
         trainer = BertTrainer(
             model=model,
             args=args,

@@ -21,7 +21,7 @@ import msgspec
 
 import bertkit
 from bertkit.data.tokenizer import save_tokenizer
-from bertkit.errors import UsageError, explain_refusal
+from bertkit.errors import UsageError, as_usage_error
 from bertkit.system.differences import refuse_other
 from bertkit.system.files import atomic_write, check_empty, find_checksum, map_in_threads, write_json
 from bertkit.training.recipe import Recipe, RecipePart, list_decisive, load_recipe, save_recipe
@@ -104,7 +104,7 @@ def read_metrics(path: Path) -> dict[str, Any]:
 
 def read_record(path: Path, kind: Any, remedy: str = "delete it") -> Any:
     """Read a JSON file that bertkit has written as a value of the given type."""
-    with explain_refusal(str(path), remedy):
+    with as_usage_error(str(path), remedy):
         return msgspec.convert(json.loads(path.read_bytes()), kind)  # json also accepts NaN, as in scores
 
 
@@ -129,7 +129,7 @@ def has_begun(output: Path) -> bool:
 
 def start_directory(output: Path, recipe: Recipe, tokenizer: Any) -> None:
     """Write the first files of a run directory: recipe.toml and the tokenizer."""
-    with explain_refusal(f"the directory {output}"):
+    with as_usage_error(f"the directory {output}"):
         output.mkdir(parents=True, exist_ok=True)
     # A complete tokenizer must never lie beside another run's recipe; vocab.txt is its last file to be written.
     (output / VOCABULARY).unlink(missing_ok=True)

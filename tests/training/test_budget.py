@@ -161,9 +161,9 @@ def test_each_phase_has_its_costs(phases):
 def test_the_time_of_a_worked_example(rte, settings, expected):
     """Three epochs of three updates at 2 s; an evaluation takes 3 s, a checkpoint 1 s."""
     never = {"eval_strategy": "no", "save_strategy": "no"}
-    assert costs.expect(rte.override(train=never | settings), COSTS, Path("run")) == expected
+    assert costs.estimate(rte.override(train=never | settings), COSTS, Path("run")) == expected
     half = rte.override(batch_size=16, train=never | {"max_steps": 4})
-    assert costs.expect(half, COSTS, Path("run")) == (4, 4.0, 0.0)
+    assert costs.estimate(half, COSTS, Path("run")) == (4, 4.0, 0.0)
 
 
 def test_a_forecast_without_data_is_refused_and_one_with_data_says_what_it_takes(rte, tmp_path):

@@ -4,7 +4,7 @@ import pytest
 
 from bertkit.tasks import TASKS
 from bertkit.training.recipe import ADAPTED, Recipe, load_recipe, save_recipe
-from bertkit.training.resolve import settle
+from bertkit.training.resolve import apply_preset
 from bertkit.training.run import run
 from tests.official import write_checkpoint, write_glue, write_reviews
 from tests.world import assert_same_bits, read_weights
@@ -30,10 +30,10 @@ def test_rate_and_epochs_follow_from_the_rows_and_the_model(given, monkeypatch, 
     recipe = Recipe.make(CLASSIFY, given)
     assert not recipe.train.keys() & set(ADAPTED)
     lines = []
-    train = settle(recipe, rows, lines.append).train
+    train = apply_preset(recipe, rows, lines.append).train
     assert [train[key] for key in ADAPTED] == ["adamw_torch", rate, epochs]
     assert lines[0].startswith(f"preset auto, for {rows:,} training sequences and a hidden size of {hidden}: ")
-    own = settle(Recipe.make(CLASSIFY, given, {"train": {"learning_rate": 1e-3}}), rows).train
+    own = apply_preset(Recipe.make(CLASSIFY, given, {"train": {"learning_rate": 1e-3}}), rows).train
     assert (own["learning_rate"], own["num_train_epochs"]) == (1e-3, epochs)
 
 
@@ -42,7 +42,7 @@ def test_own_data_have_it_and_the_paper_s_have_the_paper_s(given, tmp_path, refu
     assert presets == {name: name for name in presets}
     official = {**given, "data": {"dir": str(write_glue(tmp_path / "glue"))}}
     assert Recipe.make(TASKS["rte"], official).preset == "paper"
-    assert settle(Recipe.make(TASKS["rte"], official), 10).train["learning_rate"] == 2e-5
+    assert apply_preset(Recipe.make(TASKS["rte"], official), 10).train["learning_rate"] == 2e-5
     assert Recipe.make(TASKS["ner"], fits_model=False).preset == "paper"
     own = {"data": {"dir": str(tmp_path / "own")}}
     for name in ("ner", "squad1"):
@@ -55,17 +55,17 @@ def test_an_open_recipe_is_saved_open_and_a_settled_one_repeats(given, tmp_path)
     recipe = Recipe.make(CLASSIFY, given)
     save_recipe(recipe.to_dict(), tmp_path / "open.toml")
     assert load_recipe(tmp_path / "open.toml") == recipe
-    settled = settle(recipe, 1000)
+    settled = apply_preset(recipe, 1000)
     save_recipe(settled.to_dict(), tmp_path / "settled.toml")
     again = load_recipe(tmp_path / "settled.toml")
-    assert again == settled == settle(again, 5) == recipe.adopt(settled)
+    assert again == settled == apply_preset(again, 5) == recipe.adopt(settled)
 
 
 def test_a_run_records_its_values_and_its_command_continues_it(given, tmp_path):
     recipe, lines = Recipe.make(CLASSIFY, given, {"train": {"num_train_epochs": 1.0}}), []
     metrics = run(recipe, output=tmp_path / "run", report=lines.append)
     written = load_recipe(tmp_path / "run" / "recipe.toml")
-    assert written.train["learning_rate"] == settle(recipe, 96).train["learning_rate"]
+    assert written.train["learning_rate"] == apply_preset(recipe, 96).train["learning_rate"]
     assert sum(line.startswith("preset auto") for line in lines) == 1
     assert run(recipe, output=tmp_path / "run", report=lines.append) == metrics
     assert lines[-1].startswith(f"{tmp_path / 'run'} is finished")
@@ -75,7 +75,7 @@ def test_a_run_records_its_values_and_its_command_continues_it(given, tmp_path):
 
 def test_a_value_that_was_given_is_not_taken_for_a_settled_one(given, tmp_path, refused):
     """A run with a person's rate is another run than one that leaves the rate open."""
-    settled = settle(Recipe.make(CLASSIFY, given, {"train": {"learning_rate": 1e-3}}), 96)
+    settled = apply_preset(Recipe.make(CLASSIFY, given, {"train": {"learning_rate": 1e-3}}), 96)
     assert settled.settled == ["optim", "num_train_epochs"]
     (tmp_path / "run").mkdir()
     save_recipe(settled.to_dict(), tmp_path / "run" / "recipe.toml")

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bertkit.data.formats.rows import CHUNK_ROWS, FEATURES, check_names, find_classes, walk_batches
-from bertkit.errors import UsageError, explain_refusal
+from bertkit.errors import UsageError, as_usage_error
 from bertkit.system.files import atomic_open
 
 KINDS = "a DataFrame, a Dataset, a pyarrow.Table or a list of dicts"
@@ -38,7 +38,7 @@ def convert_tables(data: Any) -> dict[str, pa.Table | Path]:
 def convert_table(data: Any, origin: str = "data") -> pa.Table:
     """Convert a table to Arrow, without an index of pandas; messages begin with `origin`."""
     known: dict[bytes, bytes] = {}  # pandas' own metadata would differ from version to version
-    with explain_refusal(origin, "give texts, numbers, dates, or lists of these"):
+    with as_usage_error(origin, "give texts, numbers, dates, or lists of these"):
         if hasattr(data, "iterrows"):
             names, columns = data.columns, [data.iloc[:, number] for number in range(data.shape[1])]
         elif isinstance(data, pa.Table) or (hasattr(data, "with_format") and hasattr(data, "__len__")):

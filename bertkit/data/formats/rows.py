@@ -47,7 +47,7 @@ from bertkit.data.formats.line import (
     walk_lines,
     walk_sheet,
 )
-from bertkit.errors import UsageError, check_access, explain_refusal, pluralize
+from bertkit.errors import UsageError, as_usage_error, check_access, pluralize
 from bertkit.system.progress import Report, ignore
 
 # Suffix -> the unit of its rows' numbers; all except .parquet and .xlsx also with .gz, the last for prediction only.
@@ -434,7 +434,7 @@ def check_names(origin: str, names: Sequence[str]) -> None:
 @contextmanager
 def open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
     """Open a Parquet file; errors of opening and reading are UsageErrors."""
-    with open_file(path) as stream, explain_refusal(str(path), "write it again as Parquet"):
+    with open_file(path) as stream, as_usage_error(str(path), "write it again as Parquet"):
         yield pq.ParquetFile(stream)
 
 

@@ -34,7 +34,7 @@ import msgspec
 
 from bertkit.data.formats.line import UTF8, Parsed, explain_form, find_fault, open_file
 from bertkit.data.pretraining.docstrings import Paragraphs, read_docs
-from bertkit.errors import UsageError, check_access, explain_refusal, join_lines, pluralize
+from bertkit.errors import UsageError, as_usage_error, check_access, join_lines, pluralize
 from bertkit.system.hub import find_hub_trouble, parse_hub_name
 from bertkit.system.progress import Report, ignore
 
@@ -306,7 +306,7 @@ def _cut_source(source: str, piece_bytes: int) -> list[Piece]:
     path = os.path.expanduser(source)  # unlike Path's methods, these functions never fail
     if is_built(path):
         raise UsageError(f"{source} is a built corpus, not text; name the text it was built from")
-    with explain_refusal(source):
+    with as_usage_error(source):
         check_access(path)
         if os.path.exists(path):
             if os.path.isfile(path) and path.removesuffix(".gz").endswith(TABLE_SUFFIXES):
