@@ -41,7 +41,7 @@ demo: $(INSTALLED) ## 13 min: a classifier of texts after 5, then a pretraining,
 	$(BIN)/bertkit report runs/demo-classify runs/demo runs/demo-squad --output runs/demo.html
 
 docs: $(INSTALLED) ## 1 min: write the tables of the pages that repeat the code, and the golden file of refusals
-	$(BIN)/python -m tests.docs
+	$(BIN)/python -m tests.tools.docs
 	rm -f tests/refusals.json
 	HF_HUB_OFFLINE=1 $(BIN)/pytest --quiet --numprocesses 0 --write-refusals
 
@@ -55,7 +55,7 @@ format: $(INSTALLED) ## 2 s: format the code and apply the fixes of ruff
 	$(BIN)/ruff format .
 
 test: $(INSTALLED) ## 6 min: the fast tests, offline
-	HF_HUB_OFFLINE=1 $(BIN)/pytest --numprocesses 2 --dist worksteal
+	HF_HUB_OFFLINE=1 $(BIN)/pytest --numprocesses 2 --dist worksteal --durations 10
 
 browser: ## 1 min: install Chromium where there is none, as root of a Debian
 	command -v chromium || command -v chromium-browser || command -v google-chrome || { \
@@ -69,7 +69,7 @@ test-all: $(INSTALLED) ## 90 min: also the slow ones
 	HF_HUB_OFFLINE=1 $(BIN)/pytest --numprocesses 2 --dist worksteal --hypothesis-profile thorough --timeout 7200 -m "not network and not gpu and not clients"
 
 peer: $(INSTALLED) ## 4 min: transformers' own tests of models, on ours and on stock BERT (downloads its source distribution)
-	$(BIN)/python -m unittest --buffer tests.peer.models
+	$(BIN)/python -m unittest --buffer tests.tools.peer.models
 
 clients: $(CLIENTS)/installed ## 7 min: PEFT, captum and others on our models and on stock BERT, and import_tf.py, in .venv-clients
 	HF_HUB_OFFLINE=1 $(CLIENTS)/bin/pytest --numprocesses 2 -m clients tests/clients
@@ -80,7 +80,7 @@ $(CLIENTS)/installed: pyproject.toml # apart, because a library that is there ch
 	$(CLIENTS)/bin/pip install --quiet --quiet --disable-pip-version-check --editable ".[clients]"
 	@touch $@
 
-BENCH := $(firstword $(wildcard $(BIN)/python) $(PYTHON)) -m tests.bench
+BENCH := $(firstword $(wildcard $(BIN)/python) $(PYTHON)) -m tests.tools.bench
 
 bench: ## at most 45 min: speed and memory beside plain transformers: fine-tuning, pretraining, prediction, serving
 	mkdir -p runs/bench
@@ -91,7 +91,7 @@ gpu: ## 20 min: all that needs an accelerator, into runs/gpu; DATA=TEXT to pretr
 
 coverage: $(INSTALLED) ## 12 min: which lines of bertkit no fast test runs
 	rm -f .coverage .coverage.*
-	HF_HUB_OFFLINE=1 $(BIN)/coverage run -m pytest --numprocesses 2 --dist worksteal
+	HF_HUB_OFFLINE=1 $(BIN)/coverage run -m pytest --numprocesses 2 --dist worksteal --durations 10
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 

@@ -5,7 +5,7 @@ import json
 import numpy as np
 from safetensors.numpy import save_file
 
-from tests.golden import collect, compare, keep_results
+from tests.tools.golden import collect, compare, keep_results
 
 
 def write_run(folder, *, weight=1.0, accuracy=0.5, low=0.1, text="page", metadata=None):

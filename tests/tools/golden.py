@@ -1,7 +1,7 @@
 """Golden results: run before and after a change that must not change results, and compare.
 
-    python -m tests.golden BEFORE --data ROOT
-    python -m tests.golden AFTER --data ROOT --only results --compare BEFORE/golden.json
+    python -m tests.tools.golden BEFORE --data ROOT
+    python -m tests.tools.golden AFTER --data ROOT --only results --compare BEFORE/golden.json
 
 ROOT holds `glue/ squad/ swag/ ner/wnut17/ text/ vocab/` with the official files. Small parts of them are written to
 DIR/data, and small commands run in DIR (7 GB), two at a time, in fp32 and with one thread each. DIR/golden.json has a

@@ -1,6 +1,6 @@
 """Run bertkit's command line, and keep the answers of a training's start and end, and of their mean weights.
 
-    python -m tests.defaults.watched classify --data FILE --output RUN
+    python -m tests.tools.defaults.watched classify --data FILE --output RUN
 
 RUN/predictions gets dev-start, dev-end and dev-mean beside the table of dev that is delivered.
 """

@@ -1,6 +1,6 @@
 """Predict classes of texts beside the pipeline of plain transformers at several batch sizes.
 
-    python -m tests.bench predict RUN --input texts.txt --export EXPORT
+    python -m tests.tools.bench predict RUN --input texts.txt --export EXPORT
 
 All sides get the same texts of mixed length on the same device: in fp32, the pipeline's default, and in the precision
 in which the hardware is fastest. Loading is left out.
@@ -19,8 +19,8 @@ from transformers import pipeline
 
 from bertkit.inference.predictor import Predictor
 from bertkit.model.precision import DTYPES, choose_precision, find_device
-from tests.bench.measure import BERTKIT, Record, say, time_call
-from tests.bench.model import SEED, SIZES, make_texts, write_classifier
+from tests.tools.bench.measure import BERTKIT, Record, say, time_call
+from tests.tools.bench.model import SEED, SIZES, make_texts, write_classifier
 
 # Words of a made text, log-normal as in reviews: the median, the standard deviation of the logarithm, the maximum.
 MEDIAN, SPREAD, LONGEST = 30.0, 0.9, 400

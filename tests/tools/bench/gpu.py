@@ -1,6 +1,6 @@
 """Run all that needs an accelerator, each step in its own process: tests, benches and a pretraining.
 
-    python -m tests.bench gpu --output runs/gpu --minutes 20
+    python -m tests.tools.bench gpu --output runs/gpu --minutes 20
 
 In the output directory NAME.log has the output of a step, with its Markdown rows for recipes/RESULTS.md, NAME.json its
 figures and NAME.done its time. Finished steps are not repeated: the same command continues, failed steps last. A step
@@ -18,10 +18,10 @@ import torch
 
 from bertkit.errors import UsageError
 from bertkit.system.progress import describe_duration
-from tests.bench.measure import Record, say
-from tests.bench.model import choose_size
+from tests.tools.bench.measure import Record, say
+from tests.tools.bench.model import choose_size
 
-CHECKOUT = Path(__file__).parents[2]
+CHECKOUT = Path(__file__).parents[3]
 STOP_SECONDS = 20  # in which a stopped step may save its state
 SLACK = 3  # multiple of its expected time after which a step is stopped
 STEPS = {  # name -> expected seconds on an H200, most of them compilation in training; the bench and its options
@@ -86,7 +86,7 @@ def list_commands(given: argparse.Namespace, output: Path) -> dict[str, list[str
     commands = {"tests": ["-m", "pytest", *options, *map(str, marked)], "curve": ["-c", curve]}
     for name, (_, words) in STEPS.items():
         if words:
-            commands[name] = ["-m", "tests.bench", *words.split(), "--json", str(output / f"{name}.json")]
+            commands[name] = ["-m", "tests.tools.bench", *words.split(), "--json", str(output / f"{name}.json")]
             commands[name] += ["--data", data] * name.startswith(("pretrain", "mlm")) + ["--tiny"] * given.tiny
     return {name: commands[name] for name in STEPS if not given.tiny or name.endswith("-base")}
 

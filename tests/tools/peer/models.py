@@ -1,6 +1,6 @@
 """The model in transformers' tests of models, beside transformers' BERT.
 
-    python -m unittest --buffer tests.peer.models [-k EncoderPacked]
+    python -m unittest --buffer tests.tools.peer.models [-k EncoderPacked]
 
 Downloads the source distribution of the installed transformers when it is asked for the first time, and runs the tests
 of its mixin with our classes under each attention implementation and with transformers' classes as control. Those that
@@ -23,7 +23,7 @@ from bertkit.model.bert import BertPreTrainedModel
 from bertkit.model.config import BertConfig
 from bertkit.model.packing import PACKED
 from tests.conftest import HEADS, TINY, make_batch
-from tests.peer import source
+from tests.tools.peer import source
 
 transformers.logging.set_verbosity_warning()  # tests.conftest silences what these tests expect
 

@@ -17,9 +17,9 @@ from bertkit.metrics.rows import WeightedScore, take_values
 from bertkit.tasks import TASKS
 from bertkit.training.predictions import TABLE_SUFFIX, read_table
 from bertkit.training.run_dir import METRICS_FILE, PREDICTIONS, read_metrics
-from tests.defaults.plan import BUDGETS, PLAN, READERS, Rows, list_runs, list_seeds, name_run
+from tests.tools.defaults.plan import BUDGETS, PLAN, READERS, Rows, list_runs, list_seeds, name_run
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FIGURES, PAGE = ROOT / "recipes" / "defaults.jsonl", ROOT / "recipes" / "defaults.md"
 SHOWN = ("frozen", "frozen-1", "tfidf", "tfidf-1", "both", "words", "old", "setfit", "crf")  # beside auto
 KEYS = (
@@ -203,6 +203,8 @@ def write_table(name: str, rows: Rows) -> None:
     """Write a table into the page, behind its mark."""
     lines = ["| " + " | ".join(map(str, cells)) + " |" for cells in rows]
     lines.insert(1, "|---" * len(rows[0]) + "|")
-    before, mark, after = PAGE.read_text(encoding="utf-8").partition(f"<!-- python -m tests.defaults: {name} -->\n")
+    before, mark, after = PAGE.read_text(encoding="utf-8").partition(
+        f"<!-- python -m tests.tools.defaults: {name} -->\n"
+    )
     rest = after.split("\n\n", 1)[-1] if after.startswith("|") else after.removeprefix("\n")
     PAGE.write_text(before + mark + "\n".join(lines) + "\n\n" + rest, encoding="utf-8")

@@ -1,6 +1,6 @@
 """Measure this package beside plain transformers, from a checkout.
 
-    python -m tests.bench train|predict|serve|gpu [options]
+    python -m tests.tools.bench train|predict|serve|gpu [options]
 
 Each ends within ten minutes on two cores, unless options ask for more. Ctrl-C and SIGTERM end it earlier: it then
 prints the medians of the rounds so far. It needs neither typer nor rich.
@@ -21,7 +21,7 @@ from bertkit.errors import UsageError
 from bertkit.system.files import write_json
 from bertkit.system.signals import Interrupted
 from bertkit.training.run_dir import describe_environment
-from tests.bench.measure import Record, format_rows
+from tests.tools.bench.measure import Record, format_rows
 
 STOPPED = "stopped before its end"
 
@@ -29,10 +29,10 @@ STOPPED = "stopped before its end"
 def main(words: Sequence[str]) -> int:
     """Run a bench, print its rows, write its JSON, and return the exit code."""
     plain = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser("python -m tests.bench", description=__doc__, formatter_class=plain)
+    parser = argparse.ArgumentParser("python -m tests.tools.bench", description=__doc__, formatter_class=plain)
     parser.add_argument("bench", choices=("train", "predict", "serve", "gpu"))
     name = parser.parse_args(words[:1]).bench
-    module = import_module(f"tests.bench.{name}")
+    module = import_module(f"tests.tools.bench.{name}")
     parser = argparse.ArgumentParser(f"{parser.prog} {name}", description=module.__doc__, formatter_class=plain)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
     parser.add_argument("--minutes", type=float, default=9.0, help="no round begins that may not end by then")

@@ -1,8 +1,8 @@
-"""Check the doctor's expected scores on real data: `python -m tests.defaults.expected DATA MODEL [OUT | --forecasts]`.
+"""Check the doctor's expected scores on real data: `python -m tests.tools.defaults.expected DATA MODEL OUT`.
 
-With OUT, the folder of the runs of `tests.defaults`, it prints what the doctor expects of each table, beside the score
-on dev that `auto` reached from the same rows. With `--forecasts` it counts how often the interval of the forecast has
-the score that the same baseline reaches with twice the rows, on 1,000 others. It prints Markdown.
+OUT is the folder of the runs of `tests.tools.defaults`. It prints what the doctor expects of each table, beside the
+score on dev that `auto` reached from the same rows. With `--forecasts` in the place of OUT it counts how often the
+interval of the forecast has the score that the same baseline reaches with twice the rows, on 1,000 others.
 """
 
 import sys
@@ -19,7 +19,7 @@ from bertkit.analysis.doctor import Diagnosis, examine, expect_scores
 from bertkit.system.progress import ignore
 from bertkit.tasks import TASKS
 from bertkit.training.run_dir import METRICS_FILE, read_metrics
-from tests.defaults.plan import PLAN, READERS, TYPES, Rows, draw, name_run, write_rows
+from tests.tools.defaults.plan import PLAN, READERS, TYPES, Rows, draw, name_run, write_rows
 
 TABLES = ((300, 1), (1000, 1))  # rows and seed of the tables that are shown
 FORECASTS, SUBSETS, OTHERS = (("SST-2", 200), ("SST-2", 500), ("topics", 200), ("topics", 500)), 20, 1000

@@ -1,6 +1,6 @@
 """Serve texts beside the pipeline of plain transformers behind FastAPI: the highest rate at a bounded latency.
 
-    python -m tests.bench serve RUN --words 62 --limit 100
+    python -m tests.tools.bench serve RUN --words 62 --limit 100
 
 Requests of one text arrive at random times (a Poisson process) whether or not earlier ones are answered, and a latency
 counts from the time at which its request was due. The rate of a side is the highest one found at which the 99th
@@ -32,14 +32,14 @@ from transformers import pipeline
 from bertkit.errors import UsageError
 from bertkit.inference.predictor import find_export
 from bertkit.model.precision import DTYPES, choose_precision
-from tests.bench.measure import BERTKIT, Record, say
-from tests.bench.model import SEED, SIZES, make_texts, write_classifier
+from tests.tools.bench.measure import BERTKIT, Record, say
+from tests.tools.bench.model import SEED, SIZES, make_texts, write_classifier
 
-CHECKOUT = Path(__file__).parents[2]
+CHECKOUT = Path(__file__).parents[3]
 SERVERS = {  # side -> arguments after `python -m`
     BERTKIT: "bertkit serve {run} --port {port} --precision {precision}",
-    "FastAPI, threads": "tests.bench.serve {run} {port} {precision} threads",
-    "FastAPI, loop": "tests.bench.serve {run} {port} {precision} loop",
+    "FastAPI, threads": "tests.tools.bench.serve {run} {port} {precision} threads",
+    "FastAPI, loop": "tests.tools.bench.serve {run} {port} {precision} loop",
 }
 TEXTS = 256  # different texts
 STARTING = 180.0  # seconds until a server must answer

@@ -1,4 +1,4 @@
-"""Do the runs of the plan, or show what was measured; see `tests.defaults`."""
+"""Do the runs of the plan, or show what was measured; see `tests.tools.defaults`."""
 
 import json
 import os
@@ -29,8 +29,8 @@ from bertkit.training.predictions import TABLE_SUFFIX, join_rows, pack_table
 from bertkit.training.prepare import Prepared, prepare
 from bertkit.training.recipe import Recipe
 from bertkit.training.run_dir import METRICS_FILE, PREDICTIONS, RECIPE_FILE, describe_environment, read_metrics
-from tests.defaults.page import print_choices, write_table, write_tables
-from tests.defaults.plan import COMMANDS, PLAN, READERS, SCORED, WAYS, draw, list_runs, name_run, write_rows
+from tests.tools.defaults.page import print_choices, write_table, write_tables
+from tests.tools.defaults.plan import COMMANDS, PLAN, READERS, SCORED, WAYS, draw, list_runs, name_run, write_rows
 
 LOG = "log.txt"
 OLD_UPDATES, BATCH = 300, 32  # the length of `auto` before it started from a solved head
@@ -104,7 +104,7 @@ def train_command(data: str, rows: int, way: str, place: Path, model: str, seed:
         epochs = min(max(ceil(OLD_UPDATES * BATCH / rows), 3), 20)
         words += ["--epochs", str(epochs), "--set", "data.pooling=cls" if texts else "data.order="]
     with (output / LOG).open("w", encoding="utf-8") as log:
-        program = "tests.defaults.watched" if way == "auto" else "bertkit"
+        program = "tests.tools.defaults.watched" if way == "auto" else "bertkit"
         subprocess.run([sys.executable, "-m", program, *words], stdout=log, stderr=log, check=True)
     for path in (run / PREDICTIONS).glob(f"*{TABLE_SUFFIX}"):
         shutil.copy(path, output / PREDICTIONS)

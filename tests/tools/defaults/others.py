@@ -1,6 +1,6 @@
-"""Train another program on the rows of a table: SetFit on texts, or CRFsuite on words. Run by `tests.defaults`.
+"""Train another program on the rows of a table: SetFit on texts, or CRFsuite on words. Run by `tests.tools.defaults`.
 
-    python tests/defaults/others.py setfit|crf MODEL GIVEN ANSWERS
+    python tests/tools/defaults/others.py setfit|crf MODEL GIVEN ANSWERS
 
 GIVEN is a JSON file with the inputs `train`, their `labels` and the inputs `dev`; ANSWERS gets a list with the labels
 of dev. It needs an environment of its own, with setfit and python-crfsuite, and imports nothing of bertkit.

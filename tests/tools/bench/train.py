@@ -1,7 +1,7 @@
 """Train beside plain transformers: speed and memory of pretraining (pretrain, mlm) and of fine-tuning on a task.
 
-    python -m tests.bench train pretrain --size small
-    python -m tests.bench train rte --model MINILM --data GLUE
+    python -m tests.tools.bench train pretrain --size small
+    python -m tests.tools.bench train rte --model MINILM --data GLUE
 
 Without --data, pretraining reads installed documentation, and fine-tuning has random tokens with the lengths of MRPC.
 Every side trains on the same rows for one epoch through its Trainer, from the same weights and with the same arguments;
@@ -45,8 +45,8 @@ from bertkit.training.arguments import make_arguments
 from bertkit.training.prepare import prepare
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import make_model, make_trainer
-from tests.bench.measure import BERTKIT, Record, measure_growth, say
-from tests.bench.model import SEED, SIZES, choose_size, write_classifier
+from tests.tools.bench.measure import BERTKIT, Record, measure_growth, say
+from tests.tools.bench.model import SEED, SIZES, choose_size, write_classifier
 
 SAME_BATCHES = "transformers, the same batches"
 SORTED = "the same, rows sorted by length"

@@ -14,7 +14,7 @@ from types import ModuleType
 
 import transformers
 
-CACHE = Path(__file__).parents[2] / "build" / "peer"
+CACHE = Path(__file__).parents[3] / "build" / "peer"
 PACKAGE = "transformers_tests"  # called `tests` where it comes from, as ours are
 MODULE = "test_modeling_common"
 # Imported by the module and not in the distribution.

@@ -1,6 +1,6 @@
 """Write the tables of the pages that repeat the code.
 
-    python -m tests.docs
+    python -m tests.tools.docs
 
 `make docs` runs it. A table that follows a comment `<!-- make docs: KIND NAME -->` is written from the code: of a
 `values` table the values of the recipes, of a `sizes` table all columns but the first, of the others everything.
@@ -21,7 +21,7 @@ from bertkit.tasks.option import Option
 from bertkit.tasks.pretraining import STARTER
 from bertkit.training.recipe import merge, read_recipe
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "recipes").rglob("*.md"))]
 TABLE = re.compile(r"^(<!-- make docs: (\w+) (\S+) -->\n)((?:\|.*\n)*)", re.MULTILINE)
 

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from tests.bench import __main__ as command
-from tests.bench import gpu, predict, train
-from tests.bench.measure import BERTKIT
+from tests.tools.bench import __main__ as command
+from tests.tools.bench import gpu, predict, train
+from tests.tools.bench.measure import BERTKIT
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_sides_that_do_not_train_the_same_are_refused(measure, monkeypatch):
 def test_the_rehearsal_runs_its_steps_without_typer_and_rich(tmp_path):
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['typer'] = sys.modules['rich'] = None\n")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(gpu.CHECKOUT)])}
-    words = [sys.executable, "-m", "tests.bench", "gpu", "--tiny", "--output", str(tmp_path / "gpu")]
+    words = [sys.executable, "-m", "tests.tools.bench", "gpu", "--tiny", "--output", str(tmp_path / "gpu")]
     done = subprocess.run(words, cwd=gpu.CHECKOUT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     steps = {name for name in gpu.STEPS if name.endswith("-base")}

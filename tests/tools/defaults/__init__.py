@@ -1,7 +1,7 @@
 """Measure what is learned from small tables: `preset = "auto"` beside simple ways and beside other programs.
 
-    python -m tests.defaults DATA MODEL OUT [WAY or name of data …]
-    python -m tests.defaults DATA MODEL OUT --choices, --table or --seconds
+    python -m tests.tools.defaults DATA MODEL OUT [WAY or name of data …]
+    python -m tests.tools.defaults DATA MODEL OUT --choices, --table or --seconds
 
 DATA has the folders glue/, ner/wnut17/ and squad/; MODEL is a small BERT. Each run is the command that a user types, on
 a table of some rows that are drawn by a seed, scored on at most 1,000 rows of dev. OUT keeps the prediction tables, the

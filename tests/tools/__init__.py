@@ -1,0 +1,1 @@
+"""Tools that measure and generate: goldens, pages, defaults, benchmarks, transformers' own tests."""
