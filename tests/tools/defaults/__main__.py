@@ -10,7 +10,6 @@ from collections.abc import Callable
 from functools import partial
 from math import ceil
 from pathlib import Path
-from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
@@ -29,7 +28,7 @@ from bertkit.training.predictions import TABLE_SUFFIX, join_rows, pack_table
 from bertkit.training.prepare import Prepared, prepare
 from bertkit.training.recipe import Recipe
 from bertkit.training.run_dir import METRICS_FILE, PREDICTIONS, RECIPE_FILE, describe_environment, read_metrics
-from tests.tools.defaults.page import print_choices, write_table, write_tables
+from tests.tools.defaults.page import print_choices, write_tables
 from tests.tools.defaults.plan import COMMANDS, PLAN, READERS, SCORED, WAYS, draw, list_runs, name_run, write_rows
 
 LOG = "log.txt"
@@ -162,22 +161,6 @@ def ask_other(way: str, prepared: Prepared, place: Path, model: str, output: Pat
     return fill_summaries(sentences, labels[sentences.firsts != ABSENT])
 
 
-def compare_seconds(root: Path, model: str) -> None:
-    """Write the median seconds of three runs of each way, in turns."""
-    ways = ("old", "auto", "setfit")
-    found: dict[tuple[str, str], list[float]] = {}
-    for _ in range(3):
-        for data in ("SST-2", "topics"):
-            for way in ways:
-                with TemporaryDirectory() as directory:
-                    measure(root, model, Path(directory), data, 300, 1, way)
-                    seconds = read_metrics(Path(directory) / METRICS_FILE)["seconds"]
-                found.setdefault((data, way), []).append(seconds)
-                print(data, way, seconds, flush=True)
-    rows = [[data, *(f"{median(found[data, way]):.0f}" for way in ways)] for data in ("SST-2", "topics")]
-    write_table("seconds", [["data", *ways], *rows])
-
-
 def main(root: str, model: str, output: str, *asked: str) -> None:
     """Do the runs that are left, or show what was measured."""
     out = Path(output)
@@ -185,8 +168,6 @@ def main(root: str, model: str, output: str, *asked: str) -> None:
         print_choices(out)
     elif "--table" in asked:
         write_tables(out)
-    elif "--seconds" in asked:
-        compare_seconds(Path(root), model)
     else:
         do_runs(Path(root), model, out, {*asked})
 
