@@ -32,9 +32,9 @@ from bertkit.tasks.task import list_commands
 from bertkit.training.predictions import read_table
 from bertkit.training.recipe import Recipe, check, parse_setting, read_recipe
 from bertkit.training.run import dry_run
-from tests import docs
 from tests.conftest import draft
 from tests.official import write_checkpoint, write_reviews
+from tests.tools import docs
 
 ROOT = Path(bertkit.__file__).parents[1]
 STUDIES = sorted((ROOT / "recipes" / "studies").rglob("*.toml"))

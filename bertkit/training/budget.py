@@ -22,7 +22,7 @@ from bertkit.tasks.pretraining import list_phases
 from bertkit.training.baselines import fit_baselines
 from bertkit.training.callbacks import Deadline, Progress
 from bertkit.training.clock import Clock
-from bertkit.training.costs import Measured, expect, measure
+from bertkit.training.costs import Measured, estimate, measure
 from bertkit.training.prepare import Prepared, prepare
 from bertkit.training.processes import join_processes, take_first
 from bertkit.training.recipe import Recipe, limit_updates, load_recipe
@@ -47,7 +47,7 @@ def fit(recipe: Recipe, measured: Measured, clock: Clock, output: Path) -> Recip
     Raises:
         TooShort: Too few updates fit for a training to be worth it.
     """
-    planned, each = expect(recipe, measured, output)[0], measured.update * recipe.batch_size / measured.batch_size
+    planned, each = estimate(recipe, measured, output)[0], measured.update * recipe.batch_size / measured.batch_size
     left = (1 - SPARE_SHARE) * take_first(clock.left - measured.longest_end - 2 * measured.saving)
     updates = planned if "num_train_epochs" in recipe.train else max(int(left / each), 0)
     least = min(LEAST_UPDATES, planned)
@@ -55,7 +55,7 @@ def fit(recipe: Recipe, measured: Measured, clock: Clock, output: Path) -> Recip
         least = min(LEAST_SOLVED, ceil(LEAST_SHARE * planned))
     while updates >= least:
         fitted = limit_updates(recipe, updates, planned)
-        if (needed := sum(expect(fitted, measured, output)[1:])) <= left:
+        if (needed := sum(estimate(fitted, measured, output)[1:])) <= left:
             return fitted
         updates = max(int(updates * left / needed), 0)
     minutes = ceil((clock.limit - left + 2 * least * each) / 60) + 1
@@ -110,7 +110,7 @@ def train_within(
         recipe = leave_out_evaluations(recipe.adopt(begun))
         if begun.is_solved:
             return run(recipe.override(freeze="encoder"), **news)
-        planned, _, _ = expect(recipe, measured, output)
+        planned, _, _ = estimate(recipe, measured, output)
         fitted = limit_updates(recipe, begun.train["max_steps"], planned).override(stop_after=begun.stop_after)
     else:
         prepared = prepared or prepare(recipe, report)

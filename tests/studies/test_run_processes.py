@@ -11,7 +11,7 @@ import pytest
 import tomli_w
 
 from bertkit.errors import explain_failure
-from bertkit.studies import start
+from bertkit.studies import run_processes
 from bertkit.studies.run_processes import RunJob, Runs, State, read_end, read_state, share_gpus, write_command
 from bertkit.studies.runner import make_study, run_study
 from bertkit.system import cluster
@@ -63,7 +63,7 @@ def test_a_failure_is_one_line_with_its_place():
     ],
 )
 def test_slots_use_the_gpus_in_turn(monkeypatch, gpus, asked, shared, refused):
-    monkeypatch.setattr(start, "list_gpus", lambda: gpus.split(",") if gpus else [])
+    monkeypatch.setattr(run_processes, "list_gpus", lambda: gpus.split(",") if gpus else [])
     assert share_gpus(3, asked) == shared
     with refused():
         share_gpus(3, 5)
@@ -139,8 +139,8 @@ class Fake:
 
 
 def test_a_process_that_dies_is_started_again_and_one_that_says_why_is_not(recipe, tmp_path, monkeypatch):
-    monkeypatch.setattr(start, "POLL", 0.0)
-    monkeypatch.setattr(start, "await_note", lambda noted: False)
+    monkeypatch.setattr(run_processes, "POLL", 0.0)
+    monkeypatch.setattr(run_processes, "await_note", lambda noted: False)
     monkeypatch.setattr(Fake, "codes", {name: list(codes) for name, codes in CODES.items()})
     said, last = [], {}
 
@@ -322,7 +322,7 @@ def test_a_study_that_is_killed_leaves_nobody_writing_and_goes_on(recipe, tmp_pa
 @pytest.mark.slow
 def test_a_run_on_two_gpus_has_two_processes(recipe, tmp_path, monkeypatch):
     """The GPUs are pretended, so both processes use the CPU."""
-    monkeypatch.setattr(start, "list_gpus", lambda: ["0", "1"])
+    monkeypatch.setattr(run_processes, "list_gpus", lambda: ["0", "1"])
     study = make_study({"tasks": ["pretrain"], "recipe": recipe, "num_gpus": 2})
     (cell,) = run_study(study, output=tmp_path / "study")["cells"]
     assert cell["runs"][0]["status"] == "finished", cell

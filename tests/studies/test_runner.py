@@ -18,8 +18,8 @@ from bertkit.analysis.compare import list_runs as list_runs_of
 from bertkit.analysis.report import write_page
 from bertkit.errors import UsageError
 from bertkit.inference.ensemble import combine
+from bertkit.studies import run_processes
 from bertkit.studies import runner as studies
-from bertkit.studies import start
 from bertkit.studies.cells import Cell, describe_plan
 from bertkit.studies.results import choose, summarize
 from bertkit.studies.run_processes import State
@@ -509,7 +509,7 @@ def figure5(recipe, glue):
 @pytest.mark.slow
 def test_rows_start_from_steps_of_one_pretraining(figure5, tmp_path, monkeypatch):
     """Each kept step is a whole model, deleted when no run starts from it any more."""
-    seen, do = {}, start.run
+    seen, do = {}, run_processes.run
 
     def look(recipe, **rest):
         if recipe.task == "rte":
@@ -520,7 +520,7 @@ def test_rows_start_from_steps_of_one_pretraining(figure5, tmp_path, monkeypatch
             assert not list(folder.glob("optimizer*"))
         return do(recipe, **rest)
 
-    monkeypatch.setattr(start, "run", look)
+    monkeypatch.setattr(run_processes, "run", look)
     output = tmp_path / "study"
     results = run_study(make_study(figure5), output=output)
     assert (results["runs"], results["failed"]) == (4, 0)

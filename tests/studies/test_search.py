@@ -13,7 +13,7 @@ import pytest
 from optuna.trial import TrialState
 
 from bertkit.errors import UsageError
-from bertkit.studies import search, start
+from bertkit.studies import run_processes, search
 from bertkit.studies.search import SEARCH, TRIALS_FILE, Search, search_or_train
 from bertkit.system.progress import ignore
 from bertkit.system.signals import Interrupted
@@ -63,11 +63,11 @@ def make_search(recipe, output, clock=None):
     return found
 
 
-class ShownRuns(start.Runs):
+class ShownRuns(run_processes.Runs):
     """Tells of a run at work before it is done."""
 
     def execute(self):
-        self.hear(self.jobs[0].output, start.State("running", 3, 12, 0.5))
+        self.hear(self.jobs[0].output, run_processes.State("running", 3, 12, 0.5))
         return super().execute()
 
 
@@ -143,7 +143,7 @@ class Fake:
 
 def end_trials(monkeypatch, write, code=0):
     """Let the process of a trial do nothing but write what the test says, given its directory and output."""
-    monkeypatch.setattr(start, "POLL", 0.0)
+    monkeypatch.setattr(run_processes, "POLL", 0.0)
     monkeypatch.setattr(search, "start_command", lambda words, log, threads: write(Path(words[4]), log) or Fake(code))
 
 

@@ -62,7 +62,7 @@ from bertkit.data.pretraining.store import (
     write_shard,
 )
 from bertkit.data.pretraining.tokenize import TokenizedCorpus, choose_dtype, tokenize_part
-from bertkit.data.tokenizer import TOKENIZER_FILES, Words, find_backend, save_tokenizer
+from bertkit.data.tokenizer import TOKENIZER_FILES, CachedTokenizer, find_backend, save_tokenizer
 from bertkit.errors import LONGEST_REASON, UsageError, explain_disk_error, join_lines, pluralize
 from bertkit.system.cluster import join_cluster
 from bertkit.system.differences import refuse_other
@@ -214,7 +214,7 @@ def write_piece(work: BuildWork, number: int, piece: Piece, report: Report, wrot
 
     backend = Tokenizer.from_str(work.backend)
     backend.encode_special_tokens = True  # not stored in the JSON
-    words = Words(backend)
+    words = CachedTokenizer(backend)
     shards = {part: read_shard(path) for (_, part), path in list_shards(work.folder, number).items()}
     noted: Noted = {}
     read = read_piece(piece, **work.reading, noted=noted, workers=1, report=report)
