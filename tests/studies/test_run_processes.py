@@ -46,7 +46,7 @@ def test_a_failure_is_one_line_with_its_place():
     except RuntimeError as error:
         reason = explain_failure(error)
     assert reason.startswith("RuntimeError: one two xxx")
-    assert "(test_start.py:" in reason
+    assert "(test_run_processes.py:" in reason
     assert len(reason) < 400
     line = explain_failure(PermissionError(13, "Permission denied", "a/b"))
     assert line.startswith("a/b cannot be used: Permission denied; change its permissions")
