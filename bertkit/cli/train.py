@@ -267,13 +267,13 @@ def run(
 
     $ bertkit run --recipe runs/grid/recipes/rte.toml --output runs/grid/rte
     """
-    from bertkit.studies import start
+    from bertkit.studies import run_processes
     from bertkit.training.processes import ProcessLost
 
-    start.follow_starter()
+    run_processes.follow_starter()
     try:
         with Screen() as screen, screen.watch_training():
-            start.do_run(recipe, output, keep_step or [], screen.say, screen.advance)
+            run_processes.do_run(recipe, output, keep_step or [], screen.say, screen.advance)
     except ProcessLost:  # without a message, so that the study starts the run again
         sys.exit(1)
 
