@@ -5,7 +5,7 @@ score on dev that `auto` reached from the same rows. With `--forecasts` in the p
 interval of the forecast has the score that the same baseline reaches with twice the rows, on 1,000 others.
 """
 
-import sys
+import argparse
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -112,8 +112,19 @@ def show(found: Mapping[str, float]) -> str:
     return f"{100 * found['score']:.1f}{limits}"
 
 
-if __name__ == "__main__":
-    if "--forecasts" in sys.argv:
-        check_forecasts(Path(sys.argv[1]), sys.argv[2])
+def main() -> None:
+    """Print what is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path, metavar="DATA")
+    parser.add_argument("model", metavar="MODEL")
+    parser.add_argument("out", type=Path, metavar="OUT", nargs="?", default=Path())
+    parser.add_argument("--forecasts", action="store_true")
+    options = parser.parse_args()
+    if options.forecasts:
+        check_forecasts(options.data, options.model)
     else:
-        show_tables(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
+        show_tables(options.data, options.model, options.out)
+
+
+if __name__ == "__main__":
+    main()
