@@ -199,7 +199,9 @@ def find_expected(
     scores = draw_curve(data, sizes, fits[best])
     curve = {key: value for key, value in baselines[best].items() if key in ("name", "model")}
     curve |= {"sizes": sizes, "scores": scores.mean(1).tolist()}
-    return result | {"curve": curve | {"forecast": forecast(sizes, scores, baselines[best], len(numbers))}}
+    growth = 2 * len(keys) / len(numbers)  # at most TextRows.most rows were read
+    ahead = {"rows": 2 * len(keys), **forecast(sizes, scores, baselines[best], growth)}
+    return result | {"curve": curve | {"forecast": ahead}}
 
 
 def explain_no_forecast(groups: np.ndarray, best: Mapping[str, Any], constant: float) -> str:
@@ -243,8 +245,8 @@ def get_value(score: WeightedScore) -> float:
     return take_values({"": score})[""]
 
 
-def forecast(sizes: Sequence[int], scores: np.ndarray, now: Mapping[str, float], rows: int) -> dict[str, float]:
-    """Return the score that a baseline will have with twice the rows, and its gain, both with 95 % intervals.
+def forecast(sizes: Sequence[int], scores: np.ndarray, now: Mapping[str, float], growth: float) -> dict[str, float]:
+    """Return the score that a baseline will have with more rows, and its gain, both with 95 % intervals.
 
     The curve `a - b n^-c` with b >= 0 is fitted for each exponent c by least squares, and their forecasts are
     averaged with the likelihoods as weights. The error of a size is the deviation of its draws, not that of their mean:
@@ -253,7 +255,7 @@ def forecast(sizes: Sequence[int], scores: np.ndarray, now: Mapping[str, float],
     Args:
         scores: (N, CURVE_DRAWS) of heads on some numbers of rows.
         now: The `score` of heads on the largest number, over all rows, with its interval `low` to `high`.
-        rows: The number of all rows.
+        growth: How many times as many rows.
     """
     means = scores.mean(1)
     errors = np.maximum(scores.std(1, ddof=1), LEAST_ERROR)
@@ -265,7 +267,7 @@ def forecast(sizes: Sequence[int], scores: np.ndarray, now: Mapping[str, float],
         level, slope = covariance @ design.T @ (means / errors)
         if slope < 0:
             level, slope = np.average(means, weights=errors**-2), 0.0
-        step = powers[-1] - (2 * sizes[-1]) ** -exponent
+        step = powers[-1] - (growth * sizes[-1]) ** -exponent
         gains.append(slope * step)
         variances.append(covariance[1, 1] * step**2)
         log_likelihoods.append(-0.5 * np.square((level - slope * powers - means) / errors).sum())
@@ -276,7 +278,7 @@ def forecast(sizes: Sequence[int], scores: np.ndarray, now: Mapping[str, float],
     score, width = now["score"] + gain, np.hypot(error, (now["high"] - now["low"]) / 2)
     found = {"score": score, "low": score - width, "high": score + width}
     found |= {"gain": gain, "gain_low": max(gain - error, 0.0), "gain_high": gain + error}
-    return {"rows": 2 * rows, **{key: float(min(value, 1.0)) for key, value in found.items()}}
+    return {key: float(min(value, 1.0)) for key, value in found.items()}
 
 
 def time_reading(model: Any, sequences: Sequences) -> float:
@@ -328,7 +330,7 @@ def plot_expected(expected: Mapping[str, Any]) -> Plot:
     ahead = curve["forecast"]
     points = list(zip(curve["sizes"], map(row.scale, curve["scores"]), strict=True))
     score, low, high = (row.scale(ahead[key]) for key in ("score", "low", "high"))
-    point = Series("forecast", [(2 * curve["sizes"][-1], score)], "C1o", [(score - low, high - score)])
+    point = Series("forecast", [(FITTED * ahead["rows"], score)], "C1o", [(score - low, high - score)])
     series, title = [Series(name_baseline(curve), points, "C0o-"), point], "Scores of more rows"
     words = f"{title}: {describe_expected(expected)}"
     return Plot(title, "fitted rows", series, ylabel=row.head, words=words)

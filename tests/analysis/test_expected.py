@@ -98,12 +98,12 @@ def test_a_known_curve_is_prolonged():
     sizes, rng = [100, 200, 400, 800], np.random.default_rng(0)
     truth = 0.9 - 2 * np.array([*sizes, 1600.0]) ** -0.5
     now = {"score": truth[3], "low": truth[3] - 0.01, "high": truth[3] + 0.01}
-    found = forecast(sizes, truth[:4, None] + rng.normal(0, 0.002, (4, 10)), now, 1000)
+    found = forecast(sizes, truth[:4, None] + rng.normal(0, 0.002, (4, 10)), now, 2.0)
     assert found["score"] == pytest.approx(truth[4], abs=0.006)
     assert found["score"] == pytest.approx(now["score"] + found["gain"])
     assert found["low"] < truth[4] < found["high"]
     assert found["gain_low"] < truth[4] - truth[3] < found["gain_high"]
-    flat = forecast(sizes, 0.8 + rng.normal(0, 0.01, (4, 10)), now, 1000)
+    flat = forecast(sizes, 0.8 + rng.normal(0, 0.01, (4, 10)), now, 2.0)
     assert flat["gain"] < 0.01
     assert flat["gain_low"] == 0
 
@@ -114,7 +114,7 @@ def test_the_interval_has_an_error_that_all_draws_share():
     truth, inside = 0.9 - 2 * np.array([*sizes, 1600.0]) ** -0.5, 0
     for _ in range(100):
         scores = truth[:4, None] + rng.normal(0, 0.01, (4, 1)) + rng.normal(0, 0.01, (4, 10))
-        found = forecast(sizes, scores, {"score": 0.8, "low": 0.78, "high": 0.82}, 1000)
+        found = forecast(sizes, scores, {"score": 0.8, "low": 0.78, "high": 0.82}, 2.0)
         inside += found["gain_low"] <= truth[4] - truth[3] <= found["gain_high"]
     assert inside >= 80
 
@@ -172,10 +172,12 @@ def test_vectors_that_tell_nothing_have_no_forecast(root, tmp_path):
 
 
 def test_at_most_some_rows_are_read(root, monkeypatch):
-    monkeypatch.setattr(TextRows, "most", 80)
+    """The forecast is for twice all rows."""
+    monkeypatch.setattr(TextRows, "most", 120)
     found = expect(root, "stars", "bert")
-    assert found["rows"] == 80 < found["of"]
-    assert "on 80 of " in tabulate_expected(found).caption
+    assert found["rows"] == 120 < found["of"]
+    assert "on 120 of " in tabulate_expected(found).caption
+    assert found["curve"]["forecast"]["rows"] == 2 * found["of"]
 
 
 def test_without_weights_on_this_disk_texts_have_tf_idf(root):
