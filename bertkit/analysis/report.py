@@ -418,7 +418,11 @@ def tabulate_runs(study: Mapping[str, Any], find_link: Callable[[str], str]) -> 
             name = TableCell(((run["directory"], ""),), find_link(run["directory"]))
             settings = [tables.show_value(cell["setting"][axis]) for axis in axes]
             metrics = run.get("metrics", {})
-            figures = [tables.show_score(row, metrics.get(row.key)), *[row.show_interval(metrics)] * with_intervals]
+            figures = [tables.show_score(row, metrics.get(row.key))]
+            if with_intervals:
+                figures.append(row.show_interval(metrics))
             lines.append([name, cell["column"], *settings, str(run["seed"]), run["status"], *figures])
-    heads = ["run", "column", *tables.name_axes(axes), "seed", "state", "score", *[INTERVAL] * with_intervals]
+    heads = ["run", "column", *tables.name_axes(axes), "seed", "state", "score"]
+    if with_intervals:
+        heads.append(INTERVAL)
     return make_table("All runs", heads, lines, "quiet")

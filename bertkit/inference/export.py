@@ -261,7 +261,7 @@ def write_export_card(path: Path, name: str, record: Mapping[str, Any], tables: 
         file=ONNX_FILE,
         name=name,
         shape="(batch, choices, length)" if chooses else "(batch, length)",
-        choices="[None]" * chooses,
+        choices="[None]" if chooses else "",
         table="\n\n".join("\n".join([f"{table.caption}:", "", *format_table(table)]) for table in tables),
     )
     card = path.read_text(encoding="utf-8", errors="replace") if path.exists() else f"# {name}\n"

@@ -70,7 +70,7 @@ def write_onnx(model: nn.Module, path: Path) -> None:
         name = type(model).__name__
         raise UsageError(f"{name} has a BiLSTM, which cannot be exported to ONNX; export a model without one")
     chooses = type(model).__name__ == CHOOSES
-    axes = ["batch", *["choices"] * chooses, LENGTH]
+    axes = ["batch", "choices", LENGTH] if chooses else ["batch", LENGTH]
     attention = model.config._attn_implementation
     model.set_attn_implementation("sdpa")
     try:
@@ -78,7 +78,7 @@ def write_onnx(model: nn.Module, path: Path) -> None:
             from transformers.exporters import OnnxConfig, OnnxExporter
 
             batch = {
-                name: torch.ones([2, *[3] * chooses, 9], dtype=torch.int64)
+                name: torch.ones([2, 3, 9] if chooses else [2, 9], dtype=torch.int64)
                 for name in ("input_ids", "attention_mask", "token_type_ids")
             }
             most = {LENGTH: model.config.max_position_embeddings}

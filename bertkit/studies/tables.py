@@ -312,9 +312,13 @@ def tabulate_cells(study: Mapping[str, Any]) -> list[Table]:
             row, poor = find_row(study, cell["column"]), cell["at_or_below_majority"]
             texts = [column[index] for column in labels.values()]
             texts += [show_score(row, cell[key]) for key in ("mean", "sd", "best")]
-            texts += [str(cell["n"]), str(cell["failed"]), *[MISSING if poor is None else str(poor)] * counted]
+            texts += [str(cell["n"]), str(cell["failed"])]
+            if counted:
+                texts.append(MISSING if poor is None else str(poor))
             kind = "chosen" if cell["directory"] in best else ""
             lines.append([TableCell(((text, ""),), kind=kind) for text in texts])
-        heads = [*labels, "mean", "sd", "best", "n", "failed", *["at or below majority"] * counted]
+        heads = [*labels, "mean", "sd", "best", "n", "failed"]
+        if counted:
+            heads.append("at or below majority")
         tables += [make_table(caption, heads, lines, "quiet")] if cells else []
     return tables

@@ -403,7 +403,9 @@ def name_cells(
     if isinstance(names, UsageError):
         raise UsageError(f"{origin} {names}")
     first = int(len(names) > 1 and not names[0].strip())  # pandas gives its index no name
-    if notes := [*notes, *["pandas' index column ignored"] * first]:
+    if first:
+        notes = [*notes, "pandas' index column ignored"]
+    if notes:
         report(f"{path}: {', '.join(notes)}")
     check_names(origin, names[first:])
     for name in columns:

@@ -17,10 +17,12 @@ from unittest.mock import patch
 import numpy as np
 from filelock import FileLock, Timeout
 
+from bertkit.analysis.expected import compare_sides
+from bertkit.data.sequences import encode_inputs
 from bertkit.data.tagging import ABSENT
 from bertkit.metrics.rows import take_values
 from bertkit.tasks import TASKS
-from bertkit.tasks.frozen import choose_head, encode_items, load_encoder
+from bertkit.tasks.frozen import choose_head, encode, load_encoder
 from bertkit.tasks.ner import fill_summaries, get_words
 from bertkit.tasks.task import Task
 from bertkit.training.baselines import Baseline, answer, fit_frozen, fit_texts, fit_words
@@ -32,6 +34,7 @@ from tests.tools.defaults.page import print_choices, write_tables
 from tests.tools.defaults.plan import COMMANDS, PLAN, READERS, SCORED, WAYS, draw, list_runs, name_run, write_rows
 
 LOG = "log.txt"
+MAX_LENGTH = 128
 OLD_UPDATES, BATCH = 300, 32  # the length of `auto` before it started from a solved head
 
 
@@ -46,24 +49,11 @@ def fit_usual(fit: Callable[..., Baseline], *args: Any) -> Baseline:
 
 
 def fit_both(task: Task, recipe: Recipe, prepared: Prepared, dev: str) -> Baseline:
-    """Return the answers of a linear head on the vectors of the two texts of a pair, each read alone.
-
-    Their absolute differences and their products are what is known to tell a pair (Conneau et al. 2017; Reimers and
-    Gurevych 2019).
-    """
+    """Return the answers of a linear head on the vectors of the two texts of a pair, each read alone."""
     encoder, features = load_encoder(recipe.checkpoint, "last"), []
     for pairs in (prepared.texts, [*task.tabulate_examples(prepared.examples[dev]).walk_texts()]):
-        sides = []
-        for texts in zip(*pairs, strict=True):
-            ids = [
-                np.array(prepared.tokenizer(text, truncation=True, max_length=128)["input_ids"], np.int32)
-                for text in texts
-            ]
-            items = [{"input_ids": row, "token_type_ids": np.zeros_like(row)} for row in ids]
-            vectors = encode_items(encoder, items)
-            sides.append(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
-        one, other = sides
-        features.append(np.sqrt(one.shape[1]) * np.concatenate([abs(one - other), one * other], axis=1))
+        sides = (encode_inputs(texts, None, prepared.tokenizer, MAX_LENGTH) for texts in zip(*pairs, strict=True))
+        features.append(compare_sides(*(encode(encoder, side) for side in sides)))
     train, asked = features
     targets, labels = prepared.data["train"].labels, len(prepared.settings["id2label"])
     _, strength = choose_head({"both": train}, targets, labels, prepared.groups)
