@@ -271,11 +271,16 @@ def walk_sheet(path: Path, notes: list[str]) -> Rows:
 
 
 def decode_json(decoder: msgspec.json.Decoder[Parsed], text: str | bytes) -> Parsed:
-    """Decode a JSON text in which NaN, as Python and pandas write it, stands for null."""
+    """Decode a JSON text in which NaN, as Python and pandas write it, stands for null.
+
+    Raises:
+        UnicodeDecodeError: with the place of the first byte that is not UTF-8, which msgspec's errors lack.
+    """
     try:
         return decoder.decode(text)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         content = text.encode() if isinstance(text, str) else text
+        content.decode()
         if b"NaN" not in content:
             raise
         return decoder.decode(NAN.sub(lambda found: found[1] or b"null", content))
