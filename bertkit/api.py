@@ -28,7 +28,7 @@ from bertkit.data.formats.dataframes import convert_table, convert_tables, write
 from bertkit.data.formats.rows import SPLIT_NAMES
 from bertkit.errors import UsageError, as_usage_error
 from bertkit.inference.evaluate import evaluate, load_predictor
-from bertkit.inference.predictor import Predictor
+from bertkit.inference.predictor import Predictor, flatten_result
 from bertkit.model.checkpoint import find_file, load_config
 from bertkit.reports.html import show_table
 from bertkit.reports.tables import list_shown, tabulate_scores
@@ -41,7 +41,6 @@ from bertkit.system.progress import Report, ignore, is_notebook, show_bar
 from bertkit.system.python_state import leave_as_found
 from bertkit.tasks import TASKS
 from bertkit.tasks.pretraining import choose_starter
-from bertkit.tasks.result import flatten_result
 from bertkit.tasks.task import Task
 from bertkit.training.callbacks import Progress
 from bertkit.training.clock import Clock

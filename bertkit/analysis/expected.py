@@ -31,7 +31,8 @@ from bertkit.reports.tables import Table, find_row, make_table
 from bertkit.system.progress import Report
 from bertkit.tasks import TASKS
 from bertkit.tasks.frozen import choose_head, divide_rows, encode, load_encoder, run_encoder
-from bertkit.tasks.ner import TaggedExamples, tabulate_tags
+from bertkit.tasks.ner import TaggedExamples
+from bertkit.tasks.tag_answers import tabulate_tags
 from bertkit.tasks.task import Task
 from bertkit.tasks.text import TextExamples
 from bertkit.training.baselines import WORDS_STRENGTH, answer
@@ -64,7 +65,7 @@ class TextRows:
     def score(self, answers: Sequence[np.ndarray], held: np.ndarray) -> Mapping[str, WeightedScore]:
         """Return the scores of the logits (S, L) of some rows."""
         fixed = {"thresholds": [FIXED_THRESHOLD] * len(self.names)}
-        return self.task.score(self.task.tabulate_predictions(np.concatenate(answers), self.examples.take(held), fixed))
+        return self.task.score(self.task.decode(np.concatenate(answers), self.examples.take(held), fixed).rows)
 
     def score_nothing(self) -> float:
         """Return the score of a constant answer."""

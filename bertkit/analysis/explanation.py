@@ -27,9 +27,10 @@ from bertkit.data.tokenizer import find_pair_template
 from bertkit.errors import explain_missing, raise_first
 from bertkit.inference.predictor import Predictor, take_rows
 from bertkit.model.onnx import OnnxModel
+from bertkit.tasks.answers import Result
 from bertkit.tasks.option import TEXT_OPTIONS, list_defaults
-from bertkit.tasks.prediction import run_model
-from bertkit.tasks.task import PredictionSettings, Result
+from bertkit.tasks.prediction import summarize_inputs
+from bertkit.tasks.task import PredictionSettings
 from bertkit.tasks.text import TextTask
 
 EXPLANATIONS = "explanations.jsonl"  # among the predictions of a run: the results for its report page
@@ -78,7 +79,7 @@ def explain_example(predictor: Predictor, example: Any, result: Result) -> list[
     inputs = task.encode_inputs([example], settings)
     found = []
     with use_padded_path(settings.model):
-        kept = run_model(task, inputs, settings)
+        kept = summarize_inputs(task, inputs, settings)
         words, owners, targets = explain_labels(result, kept, example, settings)
         for target in targets:
             paths: dict[int, GradientPath] = {}

@@ -159,7 +159,7 @@ def predict_by_vectors(
     for fitted, held in StratifiedGroupKFold(FROZEN_FOLDS).split(vectors, targets, hashes[kept]):
         weight, bias = solve(vectors[fitted], targets[fitted], FROZEN_STRENGTH, len(names))
         logits[held] = vectors[held] @ weight.T + bias
-    found = SINGLE_LABEL.tabulate_logits(logits, targets, names.tolist())
+    found = SINGLE_LABEL.decode(logits, names.tolist(), targets).rows
     found = found.append_column(ROW_NUMBER, pa.array(lines[kept])).append_column("text", pa.array(texts))
     return add_facts(found, texts=["text"], by=by)
 

@@ -92,3 +92,8 @@ def pool_windows(scores: np.ndarray, counts: np.ndarray, pooling: str) -> np.nda
     """
     found = POOLED[pooling].reduceat(scores, np.cumsum(counts) - counts)  # (E, L)
     return found / counts[:, None].astype(found.dtype) if pooling == "mean" else found
+
+
+def join_windows(scores: Sequence[np.ndarray], counts: np.ndarray, pooling: str) -> np.ndarray:
+    """Return `pool_windows` of the scores (L,) of each window."""
+    return pool_windows(np.stack(scores), counts, pooling)

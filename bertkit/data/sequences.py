@@ -196,6 +196,18 @@ def pad(items: Sequence[dict[str, Any]]) -> dict[str, "Tensor"]:
     return batch
 
 
+def stack_summaries(summaries: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the summaries (S, ...) of all sequences, padded with IGNORED where their sizes differ."""
+    sizes = np.array([summary.shape for summary in summaries])
+    widths = sizes.max(axis=0) - sizes  # words have a label each
+    return np.stack(
+        [
+            np.pad(summary, [(0, width) for width in row], constant_values=IGNORED)
+            for summary, row in zip(summaries, widths.tolist(), strict=True)
+        ]
+    )
+
+
 class EncodedInputs(NamedTuple):
     """The sequences of the inputs of a prediction."""
 
@@ -203,6 +215,7 @@ class EncodedInputs(NamedTuple):
     lengths: np.ndarray  # (S,) the tokens of each sequence
     truncated: Sequence[bool]  # whether each input was truncated
     collate: Callable[[Sequence[dict[str, Any]]], dict[str, "Tensor"]] = pad  # returns the batch of a list of sequences
+    join: Callable[[list[Any]], Any] = stack_summaries  # returns what `Task.decode` takes, from that of each sequence
 
 
 def pad_choices(items: Sequence[dict[str, Any]]) -> dict[str, "Tensor"]:

@@ -318,7 +318,7 @@ def keep_top(start_logits: "Tensor", end_logits: "Tensor") -> "Tensor":
     return torch.cat([torch.stack([values, positions], dim=2).flatten(1), logits[:, :, 0]], dim=1)
 
 
-def decode(kept: np.ndarray, windows: Windows) -> list[Answer]:
+def decode_windows(kept: np.ndarray, windows: Windows) -> list[Answer]:
     """Decode the answers to all questions from the output of `keep_top` for each window.
 
     A span begins at one of its window's best starts, at a token that has most context in this window. It ends at one of

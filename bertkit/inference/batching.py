@@ -13,7 +13,7 @@ from threading import Condition, Thread
 from typing import Any
 
 from bertkit.data.formats.rows import Line
-from bertkit.tasks.task import Result
+from bertkit.tasks.answers import Result
 
 CHARACTERS_A_TOKEN = 4  # characters of a token of English
 

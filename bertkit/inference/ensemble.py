@@ -19,7 +19,7 @@ from bertkit.data.formats.squad import Candidate, read_predictions, read_squad, 
 from bertkit.data.spans import N_BEST, Answer, Question, Span, rank
 from bertkit.errors import UsageError
 from bertkit.system.files import hold_directory, write_json
-from bertkit.tasks.squad import NBEST, SquadTask, choose_language
+from bertkit.tasks.squad import NBEST, SpanAnswers, SquadTask, choose_language
 from bertkit.tasks.task import CHOSEN_ON_DEV
 from bertkit.training.recipe import load_recipe
 from bertkit.training.run_dir import (
@@ -71,17 +71,14 @@ def combine(
         questions = read_squad_copy(source, {"dev": "validation"})["dev"]
     report(f"{task.title}: {len(questions):,} questions from {source}, answered by {len(runs)} runs")
     columns = [read_candidates(run, questions, source) for run in runs]
-    answers = [average([column[question.id] for column in columns]) for question in questions]
-
-    texts, odds = [answer.best.text for answer in answers], [answer.odds for answer in answers]
-    language = choose_language(options["language"], questions)
-    measured = task.score(task.tabulate_answers(questions, texts, odds, language=language))
+    averages = [average([column[question.id] for column in columns]) for question in questions]
+    answers = SpanAnswers(task, questions, averages, None, choose_language(options["language"], questions))
+    measured = task.score(answers.rows)
     metrics: dict[str, Any] = add_limits(measured | {"score": measured["f1"]}, task.tabulate_examples(questions).groups)
     metrics["runs"] = len(runs)
     if "tau" in metrics:
         metrics[CHOSEN_ON_DEV] = "tau"
-    ranked = [list_entries(answer, task.version.unanswerable) for answer in answers]
-    files = task.format_answers(questions, answers, ranked, task.choose(texts, odds, metrics.get("tau")))
+    files = task.format_answers(answers, [list_entries(answer, task.version.unanswerable) for answer in averages])
     with hold_directory(output):
         (output / METRICS_FILE).unlink(missing_ok=True)  # metrics are never beside predictions of another ensemble
         write_json({"runs": [str(run.resolve()) for run in runs]}, output / MEMBERS)

@@ -13,14 +13,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import torch
 
 from bertkit.data.duplicates import TRAIN_SPLIT
-from bertkit.data.sequences import IGNORED, batch_by_length
 from bertkit.data.splits import DROP, UNLABELLED
 from bertkit.errors import UsageError, as_usage_error, pluralize
 from bertkit.inference.predictor import Predictor, find_export
-from bertkit.metrics.calibration import scale_logits
 from bertkit.metrics.classification import FIXED_THRESHOLD
 from bertkit.metrics.ner import score_types
 from bertkit.metrics.table import LABEL, find_decided, read_facts
@@ -40,7 +37,7 @@ from bertkit.tasks import TASKS
 from bertkit.tasks.equal_rows import check_rows
 from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.kinds import LABEL_KINDS, find_kind
-from bertkit.tasks.prediction import compute, limit_batch
+from bertkit.tasks.prediction import summarize_split
 from bertkit.tasks.task import CHOSEN_ON_DEV, PredictionSettings, Task
 from bertkit.tasks.text import CLASSIFICATION
 from bertkit.training.predictions import MISTAKES, find_mistakes, format_table, join_rows, read_table
@@ -61,7 +58,6 @@ from bertkit.training.scoring import score_rows
 
 MISTAKES_FILE = "mistakes.csv"  # in the directory of an evaluation
 SCORED = "scored"  # the name of the scored rows where leaks from train are looked for
-SIZED_AT_ONCE = 256  # rows collated to find their lengths
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,11 +78,9 @@ class ScoredModel:
 
     def tabulate(self, examples: Any, data: Any, split: str) -> pa.Table:
         """Return the prediction table of some examples and their data set."""
-        summaries = summarize(self.task, self.settings.model, data, self.precision)
-        rows, examples = (
-            self.task.tabulate_predictions(summaries, data, self.decided),
-            self.task.tabulate_examples(examples),
-        )
+        summaries = summarize_split(self.task, self.settings.model, data, self.precision)
+        rows = self.task.decode(summaries, data, self.decided).rows
+        examples = self.task.tabulate_examples(examples)
         return join_rows(rows, examples, self.settings.tokenizer, task=self.task.name, split=split)
 
 
@@ -146,28 +140,6 @@ def open_scored(run: str, predictor: Predictor) -> ScoredModel:
     if config.problem_type and LABEL_KINDS[config.problem_type].has_several:
         decided.setdefault("thresholds", [FIXED_THRESHOLD] * config.num_labels)
     return ScoredModel(run, task, recipe, predictor.settings, predictor.precision, decided)
-
-
-@torch.inference_mode()
-def summarize(task: Task, model: Any, data: Any, precision: str = "fp32") -> np.ndarray:
-    """Return the summaries (S, ...) of a data set's sequences in order, with the temperature of the model."""
-    starts, found = range(0, len(data), SIZED_AT_ONCE), [None] * len(data)
-    parts = (task.collate(data.__getitems__(range(x, min(x + SIZED_AT_ONCE, len(data))))) for x in starts)
-    lengths = np.concatenate([batch["attention_mask"].flatten(1).sum(1).numpy() for batch in parts])
-    for numbers in batch_by_length(lengths, limit_batch(model.device)):
-        batch = task.collate(data.__getitems__(numbers.tolist()))
-        outputs, batch = compute(task, model, batch, precision)
-        summaries = scale_logits(task.summarize(outputs, batch).cpu().numpy(), model.config.temperature)
-        for number, summary in zip(numbers.tolist(), summaries, strict=True):
-            found[number] = summary
-    sizes = np.array([summary.shape for summary in found])
-    widths = sizes.max(axis=0) - sizes  # NER has a label for each word
-    return np.stack(
-        [
-            np.pad(summary, [(0, width) for width in row], constant_values=IGNORED)
-            for summary, row in zip(found, widths.tolist(), strict=True)
-        ]
-    )
 
 
 # --- The command ------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bertkit.data.tokenizer import TOKENIZER_FILES, save_tokenizer
 from bertkit.errors import UsageError, explain_disk_error
-from bertkit.inference.evaluate import ScoredModel, open_scored, read_own, summarize
+from bertkit.inference.evaluate import ScoredModel, open_scored, read_own
 from bertkit.inference.predictor import EXPORT_FILE, Predictor, find_export
 from bertkit.metrics.intervals import compare_methods
 from bertkit.metrics.rows import WeightedScore
@@ -40,6 +40,7 @@ from bertkit.system.files import atomic_write, check_empty, write_json
 from bertkit.system.hub import CARD
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.kinds import find_trained_kind
+from bertkit.tasks.prediction import summarize_split
 from bertkit.training.run_dir import CALIBRATION_FILE, RECIPE_FILE, describe_environment
 
 TOLERANCE = 1e-4  # tolerance of probabilities
@@ -281,8 +282,8 @@ class Dev:
 
     def rate(self, model: Any) -> WeightedScore:
         """Return the task's score of a model as a function of the weights of these rows."""
-        task, summaries = self.scored.task, summarize(self.scored.task, model, self.data)
-        return task.score(task.tabulate_predictions(summaries, self.data, self.scored.decided))[task.metric]
+        task, summaries = self.scored.task, summarize_split(self.scored.task, model, self.data)
+        return task.score(task.decode(summaries, self.data, self.scored.decided).rows)[task.metric]
 
 
 def load_dev(scored: ScoredModel, folder: str | None = None) -> Dev:

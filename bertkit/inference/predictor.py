@@ -27,7 +27,7 @@ from bertkit.data.long_texts import LONG
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError, explain_disk_error, list_some, pluralize, raise_first
 from bertkit.inference.batching import cut_into_chunks
-from bertkit.inference.tables import WRITERS, Row, format_for_pipeline, write_joined
+from bertkit.inference.tables import WRITERS, Row, write_joined
 from bertkit.metrics.calibration import find_limit
 from bertkit.model.checkpoint import TRAINED, find_file, load_config, load_model
 from bertkit.model.cpu import order_weights
@@ -35,11 +35,12 @@ from bertkit.model.onnx import ONNX_FILE, OnnxModel
 from bertkit.model.precision import cast_weights, choose_precision, find_device
 from bertkit.system.files import atomic_open
 from bertkit.system.progress import Report, ignore
-from bertkit.tasks import ANSWERING, TASKS
+from bertkit.tasks import ANSWERING, FORMS, TASKS
+from bertkit.tasks.answers import Answers, Result
+from bertkit.tasks.inputs import MissingText, list_names, take_text
 from bertkit.tasks.option import TEXT_OPTIONS, WINDOW_OPTIONS
 from bertkit.tasks.prediction import predict
-from bertkit.tasks.result import MissingText, describe_result, flatten_result, list_names, take_text
-from bertkit.tasks.task import PredictionSettings, Result
+from bertkit.tasks.task import PredictionSettings
 from bertkit.training.calibration import load_conformity
 from bertkit.training.recipe import TOP_KEYS, check_value, read_recipe
 from bertkit.training.run_dir import RECIPE_FILE, read_record
@@ -169,11 +170,15 @@ class Predictor:
         (self.sample,) = self.input_schema["examples"]
 
     @cached_property
+    def sample_result(self) -> Result:
+        """Return the result of the sample."""
+        example = self.task.read_input(self.sample, self.settings)
+        return predict(self.task, [example], self.settings, self.precision)[0]
+
+    @property
     def columns(self) -> dict[str, type]:
         """Return the columns of a table of results: name -> type; empty if they form none."""
-        example = self.task.read_input(self.sample, self.settings)
-        (result,) = predict(self.task, [example], self.settings, self.precision)
-        return {name: type(value) for name, value in flatten_result(result).items()}
+        return {name: type(value) for name, value in flatten_result(self.sample_result).items()}
 
     def __call__(self, inputs: Sequence[Input | Sequence[str]]) -> list[Result]:
         """Return the result of each input; those in a DataFrame of pandas or an Arrow table are its rows."""
@@ -240,12 +245,12 @@ class Predictor:
         """Return a result in words, in one line."""
         if "error" in result:
             return f"error: {result['error']}"
-        said = describe_result(result) + ("  (the input was truncated)" if "cut" in result else "")
+        said = find_form(result).describe(result) + ("  (the input was truncated)" if "cut" in result else "")
         return " ".join(said.splitlines())
 
     def format_for_pipeline(self, result: Result) -> Any:
         """Return a result, unless it is an error, in the form of transformers' `pipeline`."""
-        return format_for_pipeline(result, self.settings.labels)
+        return result if "error" in result else find_form(result).convert(result, self.settings.labels)
 
     def check_format(self, output: Path | None, is_pipeline: bool) -> None:
         """Check that this model's results can be written in the format of the output."""
@@ -254,7 +259,7 @@ class Predictor:
         troubles = {
             f"{output} must end in .jsonl, {', '.join(WRITERS)}": suffix not in ("", ".jsonl", *WRITERS),
             f"transformers has no pipeline for {head}; leave out --format pipeline": (
-                is_pipeline and not self.task.pipeline
+                is_pipeline and not find_form(self.sample_result).pipeline
             ),
             "transformers' pipelines have no label sets; leave out --coverage or --format pipeline": (
                 is_pipeline and self.settings.set_limit is not None
@@ -317,6 +322,16 @@ class Predictor:
             return [texts]
         size = len(self.sample)
         return [texts[start : start + size] for start in range(0, len(texts), size)]
+
+
+def find_form(result: Result) -> type[Answers]:
+    """Return the form of a result, whose views are those of this class."""
+    return next(form for key, form in FORMS.items() if key in result)
+
+
+def flatten_result(result: Result) -> dict[str, Any]:
+    """Return a result as a row of a table; empty if such results form none."""
+    return find_form(result).flatten(result)
 
 
 def take_rows(inputs: Iterable[Any]) -> Iterable[Any]:

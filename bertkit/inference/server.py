@@ -39,9 +39,9 @@ from bertkit.model.cpu import limit_kernels
 from bertkit.reports.html import load_template
 from bertkit.system.hub import CARD
 from bertkit.system.progress import Report, ignore
+from bertkit.tasks.answers import Result
 from bertkit.tasks.prediction import limit_batch
 from bertkit.tasks.schema import STRING, make_array, make_object
-from bertkit.tasks.task import Result
 
 LONGEST_BODY = 1 << 20  # bytes of a request
 MOST_INPUTS = 256  # inputs of a request

@@ -1,10 +1,9 @@
-"""Other forms of results: tables with the columns of the inputs, and the values of transformers' pipelines.
+"""Tables of results beside the columns of the inputs: CSV, tab-separated columns and Parquet.
 
-Tables are CSV, tab-separated columns and Parquet. Left out: JSON lines (`bertkit.inference.predictor`), and the rows of
-a table, which training writes too (`bertkit.tasks.result.flatten_result`).
+Left out: JSON lines (`bertkit.inference.predictor`), and a result as a row (`bertkit.tasks.answers`).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -15,8 +14,7 @@ import msgspec
 from bertkit.data.formats.line import make_text
 from bertkit.data.formats.writer import name_columns, write_rows
 from bertkit.inference.batching import cut_into_chunks
-from bertkit.tasks.result import list_marked
-from bertkit.tasks.task import Result
+from bertkit.tasks.answers import Result
 
 ROWS_A_GROUP, CHARACTERS_A_GROUP = 10_000, 10_000_000  # limits of a row group of Parquet
 ARROW_NAMES = {str: "string", bool: "bool", int: "int64", float: "float64"}  # any other value becomes its JSON text
@@ -78,36 +76,3 @@ WRITERS = {
     ".tsv": partial(write_rows, form=".tsv"),
     ".parquet": write_parquet,
 }
-
-
-def format_for_pipeline(result: Result, labels: Sequence[str]) -> Any:
-    """Return a result in the form of transformers' `pipeline`, without the keys that the result lacks.
-
-    Several labels (the likeliest first), several numbers, and the words of a mask are lists. The score of an answer is
-    a sum of logits, not a probability; no answer is empty, from 0 to 0. Entities are as with an `aggregation_strategy`,
-    words with a class are one each, and `word` is the text as it was given.
-    """
-    if "error" in result:
-        return result
-    if "label" in result:
-        return {"label": result["label"], "score": result["probability"]}
-    if "labels" in result:
-        found = ({"label": label, "score": result["probabilities"][label]} for label in result["labels"])
-        return sorted(found, key=lambda entry: -entry["score"])
-    if "scores" in result:
-        return [{"label": label, "score": value} for label, value in result["scores"].items()]
-    if "score" in result:
-        return {"label": labels[0], "score": result["score"]}
-    if "answer" in result:
-        best = result["best"]
-        if "tau" in result and not result["answer"]:
-            return {"answer": "", "score": result["null_score"], "start": 0, "end": 0}
-        return {"answer": result["answer"], "score": best["score"], "start": best["start"], "end": best["end"]}
-    if "masks" in result:
-        masks = [
-            [{"score": found["probability"], "token_str": found["word"]} for found in mask["words"]]
-            for mask in result["masks"]
-        ]
-        return masks[0] if len(masks) == 1 else masks
-    names = {"entity_group": "type", "score": "score", "word": "text", "start": "start", "end": "end"}
-    return [{name: found[key] for name, key in names.items()} for found in list_marked(result)]

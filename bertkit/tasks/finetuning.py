@@ -16,7 +16,7 @@ from bertkit.errors import raise_first
 from bertkit.reports.tables import OWN_DATA, ScoreLine, list_shown, name_limits
 from bertkit.system.progress import Report
 from bertkit.tasks.option import list_defaults
-from bertkit.tasks.task import BERT_TRAIN, Task
+from bertkit.tasks.task import BERT_TRAIN, PredictionSettings, Task
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -90,7 +90,9 @@ class FineTuningTask(Task):
         """Return the padded batch of some sequences (B, T), or of items with several, such as windows (B, C, T)."""
         return pad_choices(items) if isinstance(items[0]["input_ids"], list) else pad(items)
 
-    def summarize(self, outputs: Any, batch: Mapping[str, "Tensor"]) -> "Tensor":
+    def summarize(
+        self, outputs: Any, batch: Mapping[str, "Tensor"], settings: PredictionSettings | None = None
+    ) -> "Tensor":
         """Return the logits (B, L), or (B, C) for multiple choice."""
         return outputs.logits.float()
 

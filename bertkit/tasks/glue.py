@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 
 from bertkit.data.formats.glue import (
@@ -29,8 +28,9 @@ from bertkit.errors import UsageError
 from bertkit.metrics.rows import WeightedScore
 from bertkit.reports.tables import ScoreLine
 from bertkit.system.progress import Report
+from bertkit.tasks.answers import Answers
 from bertkit.tasks.finetuning import CALIBRATION_ROWS, EVERY_EPOCH, name_baselines
-from bertkit.tasks.kinds import ONE_NUMBER, SINGLE_LABEL, find_kind
+from bertkit.tasks.kinds import ONE_NUMBER, SINGLE_LABEL, ClassAnswers, find_kind
 from bertkit.tasks.option import GLUE_OPTIONS
 from bertkit.tasks.text import TextExamples, TextSequences, TextTask
 
@@ -230,17 +230,14 @@ class GlueTask(TextTask):
 
     # --- Files --------------------------------------------------------------------------------------------------------
 
-    def format_predictions(
-        self, summaries: np.ndarray, data: TextSequences, split: str, decided: Mapping[str, Any] | None = None
-    ) -> dict[str, str]:
+    def format_predictions(self, answers: Answers, data: TextSequences, split: str) -> dict[str, str]:
         """Return a split's predictions in the leaderboard's form, for which scores are clipped to 0 to 5."""
         submission, spellings = self.row.splits[split].submission, list(self.row.labels)
-        if spellings:
-            answers = [spellings[label] for label in summaries.argmax(axis=1).tolist()]
+        if isinstance(answers, ClassAnswers):
+            cells = [spellings[label] for label in answers.best.tolist()]
         else:
-            answers = summaries[:, 0].tolist()
-            answers = [f"{min(max(score, 0.0), 5.0):.3f}" if submission else repr(score) for score in answers]
-        return {submission or Path(self.row.splits[split].file).name: write_predictions(answers)}
+            cells = [f"{min(max(x, 0.0), 5.0):.3f}" if submission else repr(x) for x in answers.numbers[:, 0].tolist()]
+        return {submission or Path(self.row.splits[split].file).name: write_predictions(cells)}
 
 
 def list_rows(row: Benchmark) -> tuple[ScoreLine, ...]:

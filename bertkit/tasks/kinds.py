@@ -11,6 +11,8 @@ Shape letters: S rows, L labels.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +20,7 @@ import pyarrow as pa
 from scipy.special import expit, softmax
 
 from bertkit.data.labels import REGRESSION, SEPARATOR, SEVERAL, SINGLE, normalise, read_list
-from bertkit.metrics.calibration import find_probabilities, measure_calibration
+from bertkit.metrics.calibration import measure_calibration
 from bertkit.metrics.classification import FIXED_THRESHOLD, name_each, score_classes, score_labels, tune_thresholds
 from bertkit.metrics.rows import WeightedScore, measure_numbers
 from bertkit.metrics.table import (
@@ -34,10 +36,11 @@ from bertkit.metrics.table import (
     read_numbers,
     read_probabilities,
 )
+from bertkit.reports.tables import show_number
+from bertkit.tasks.answers import Answers, Decisions, Result, add_label_set, describe_set
 from bertkit.tasks.finetuning import CALIBRATION_ROWS
-from bertkit.tasks.result import add_label_set
 from bertkit.tasks.schema import NUMBER_SCHEMA, PROBABILITY, Schema, make_array, make_object
-from bertkit.tasks.task import Result, check_finite
+from bertkit.tasks.task import check_finite
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,6 +48,143 @@ if TYPE_CHECKING:
     from bertkit.model.config import BertConfig
 
 Scores = dict[str, WeightedScore | float]
+
+
+@dataclass(frozen=True, eq=False)
+class ClassAnswers(Answers):
+    """A class for each row."""
+
+    key = "label"
+    pipeline = "text-classification"
+    names: Sequence[str]
+    best: np.ndarray  # (S,) the likeliest class
+    probabilities: np.ndarray  # (S, L)
+    labels: np.ndarray | None  # (S,) the right classes
+    set_limit: float | None  # the highest conformity score of a label in a label set; None: no label sets
+
+    @cached_property
+    def rows(self) -> pa.Table:
+        spelled = np.array(self.names, object)
+        columns = {} if self.labels is None else {LABEL: spelled[self.labels]}
+        columns[PREDICTION] = spelled[self.best]
+        return make_rows(columns | name_probabilities(self.probabilities, self.names), names=list(self.names))
+
+    def list_results(self) -> list[Result]:
+        results: list[Result] = []
+        for best, values in zip(self.best.tolist(), self.probabilities.tolist(), strict=True):
+            row = dict(zip(self.names, values, strict=True))
+            result = {"label": self.names[best], "probability": values[best], "probabilities": row}
+            results.append(add_label_set(result, row, self.set_limit))
+        return results
+
+    @staticmethod
+    def describe(result: Result) -> str:
+        return f"{result['label']}  ({result['probability']:.1%}){describe_set(result)}"
+
+    @staticmethod
+    def flatten(result: Result) -> dict[str, Any]:
+        return {"label": result["label"], "probability": result["probability"]} | flatten_probabilities(result)
+
+    @staticmethod
+    def convert(result: Result, labels: Sequence[str]) -> Any:
+        return {"label": result["label"], "score": result["probability"]}
+
+
+@dataclass(frozen=True, eq=False)
+class LabelAnswers(Answers):
+    """Any number of labels for each row: those whose probability is above their threshold."""
+
+    key = "labels"
+    pipeline = "text-classification"
+    names: Sequence[str]
+    probabilities: np.ndarray  # (S, L)
+    thresholds: Sequence[float]  # (L,)
+    is_tuned: bool  # whether rows with right answers have decided the thresholds
+    labels: np.ndarray | None  # (S, L) the right labels
+    set_limit: float | None  # as in ClassAnswers
+
+    @cached_property
+    def rows(self) -> pa.Table:
+        columns = {} if self.labels is None else {LABEL: spell_marks(self.labels, self.names)}
+        columns[PREDICTION] = spell_marks(self.probabilities > np.array(self.thresholds), self.names)
+        facts = {"decided": {"thresholds": list(self.thresholds)}} if self.is_tuned else {}
+        columns |= name_probabilities(self.probabilities, self.names)
+        return make_rows(columns, names=list(self.names), **facts)
+
+    def list_results(self) -> list[Result]:
+        results: list[Result] = []
+        for values in self.probabilities.tolist():
+            row = dict(zip(self.names, values, strict=True))
+            limits = zip(self.names, values, self.thresholds, strict=True)
+            labels = [name for name, value, limit in limits if value > limit]
+            results.append(add_label_set({"labels": labels, "probabilities": row}, row, self.set_limit))
+        return results
+
+    @staticmethod
+    def describe(result: Result) -> str:
+        labels = [f"{label} ({result['probabilities'][label]:.1%})" for label in result["labels"]]
+        return (", ".join(labels) or "(no label)") + describe_set(result)
+
+    @staticmethod
+    def flatten(result: Result) -> dict[str, Any]:
+        return {"labels": SEPARATOR.join(result["labels"])} | flatten_probabilities(result)
+
+    @staticmethod
+    def convert(result: Result, labels: Sequence[str]) -> Any:
+        scores = ({"label": label, "score": result["probabilities"][label]} for label in result["labels"])
+        return sorted(scores, key=lambda entry: -entry["score"])
+
+
+@dataclass(frozen=True, eq=False)
+class NumberAnswers(Answers):
+    """A number for each row."""
+
+    key = "score"
+    pipeline = "text-classification"
+    names: Sequence[str]  # the label of the number
+    numbers: np.ndarray  # (S, L), of which the table has the first column
+    labels: np.ndarray | None  # (S,) the right numbers
+
+    @cached_property
+    def rows(self) -> pa.Table:
+        columns = {} if self.labels is None else {LABEL: self.labels.astype(np.float64)}
+        return make_rows(columns | {PREDICTION: self.numbers[:, 0].astype(np.float64)})
+
+    def list_results(self) -> list[Result]:
+        return [{"score": value} for value in self.numbers[:, 0].tolist()]
+
+    @staticmethod
+    def describe(result: Result) -> str:
+        return show_number(result["score"])
+
+    @staticmethod
+    def flatten(result: Result) -> dict[str, Any]:
+        return {"prediction": result["score"]}
+
+    @staticmethod
+    def convert(result: Result, labels: Sequence[str]) -> Any:
+        return {"label": labels[0], "score": result["score"]}
+
+
+class NumbersAnswers(NumberAnswers):
+    """Several numbers for each row, each with a name, as models of transformers may have."""
+
+    key = "scores"
+
+    def list_results(self) -> list[Result]:
+        return [{"scores": dict(zip(self.names, row, strict=True))} for row in self.numbers.tolist()]
+
+    @staticmethod
+    def describe(result: Result) -> str:
+        return ", ".join(f"{label} {show_number(value)}" for label, value in result["scores"].items())
+
+    @staticmethod
+    def flatten(result: Result) -> dict[str, Any]:
+        return {f"prediction_{label}": value for label, value in result["scores"].items()}
+
+    @staticmethod
+    def convert(result: Result, labels: Sequence[str]) -> Any:
+        return [{"label": label, "score": value} for label, value in result["scores"].items()]
 
 
 class Kind:
@@ -72,39 +212,24 @@ class Kind:
         """Return the probabilities of logits (..., L); numbers as they are."""
         raise NotImplementedError
 
-    def decide(
+    def decode(
         self,
         logits: np.ndarray,
         names: Sequence[str],
-        thresholds: Sequence[float] | None = None,
-        set_limit: float | None = None,
-    ) -> list[Result]:
+        labels: np.ndarray | None = None,
+        decided: Decisions | None = None,
+    ) -> Answers:
         """Return the answers of logits (S, L).
 
         Args:
-            thresholds: (L,) the probabilities above which each of several labels is an answer; None: fixed ones.
-            set_limit: As in `PredictionSettings`.
+            labels: The right answers; None without any.
+            decided: The `thresholds` (L,) of several labels, which are else tuned on `labels`, or fixed without these,
+                and the `set_limit` of label sets.
         """
         raise NotImplementedError
 
     def describe(self, names: Sequence[str], has_sets: bool) -> Schema:
         """Return the schema of the answers."""
-        raise NotImplementedError
-
-    def tabulate_logits(
-        self,
-        logits: np.ndarray,
-        labels: np.ndarray | None,
-        names: Sequence[str],
-        thresholds: Sequence[float] | None = None,
-    ) -> pa.Table:
-        """Return the right and the predicted answer of each row, and its probabilities.
-
-        Args:
-            logits: (S, L).
-            labels: The right answers, or None.
-            thresholds: (L,) of several labels; None: tuned on `labels`, or fixed without these.
-        """
         raise NotImplementedError
 
     def number(self, cells: Sequence[Any], names: Sequence[str]) -> np.ndarray:
@@ -150,37 +275,20 @@ class SingleLabel(Kind):
     def activate(self, logits: "Tensor") -> "Tensor":
         return logits.softmax(-1)
 
-    def decide(
+    def decode(
         self,
         logits: np.ndarray,
         names: Sequence[str],
-        thresholds: Sequence[float] | None = None,
-        set_limit: float | None = None,
-    ) -> list[Result]:
-        results: list[Result] = []
-        for best, values in zip(logits.argmax(1).tolist(), softmax(logits, axis=1).tolist(), strict=True):
-            row = dict(zip(names, values, strict=True))
-            result = {"label": names[best], "probability": values[best], "probabilities": row}
-            results.append(add_label_set(result, row, set_limit))
-        return results
+        labels: np.ndarray | None = None,
+        decided: Decisions | None = None,
+    ) -> Answers:
+        probabilities = softmax(check_finite(logits).astype(np.float64), axis=1)
+        return ClassAnswers(names, logits.argmax(1), probabilities, labels, (decided or {}).get("set_limit"))
 
     def describe(self, names: Sequence[str], has_sets: bool) -> Schema:
         probabilities = make_object(dict.fromkeys(names, PROBABILITY))
         answer = {"label": {"enum": names}, "probability": PROBABILITY, "probabilities": probabilities}
         return make_object(answer | ({"label_set": make_array({"enum": names})} if has_sets else {}))
-
-    def tabulate_logits(
-        self,
-        logits: np.ndarray,
-        labels: np.ndarray | None,
-        names: Sequence[str],
-        thresholds: Sequence[float] | None = None,
-    ) -> pa.Table:
-        logits, spelled = check_finite(logits), np.array(names, object)
-        columns = {} if labels is None else {LABEL: spelled[labels]}
-        columns[PREDICTION] = spelled[logits.argmax(axis=1)]
-        columns |= name_probabilities(find_probabilities(logits, several=False), names)
-        return make_rows(columns, names=list(names))
 
     def number(self, cells: Sequence[Any], names: Sequence[str]) -> np.ndarray:
         return number_names(cells, names)
@@ -230,42 +338,26 @@ class SeveralLabels(Kind):
     def activate(self, logits: "Tensor") -> "Tensor":
         return logits.sigmoid()
 
-    def decide(
+    def decode(
         self,
         logits: np.ndarray,
         names: Sequence[str],
-        thresholds: Sequence[float] | None = None,
-        set_limit: float | None = None,
-    ) -> list[Result]:
-        limits = thresholds or [FIXED_THRESHOLD] * len(names)
-        results: list[Result] = []
+        labels: np.ndarray | None = None,
+        decided: Decisions | None = None,
+    ) -> Answers:
         # In 64 bits, as for the thresholds: fp32 rounds the probabilities of likely labels to 1.
-        for values in expit(logits.astype(np.float64)).tolist():
-            row = dict(zip(names, values, strict=True))
-            labels = [name for name, value, limit in zip(names, values, limits, strict=True) if value > limit]
-            results.append(add_label_set({"labels": labels, "probabilities": row}, row, set_limit))
-        return results
+        probabilities = expit(check_finite(logits).astype(np.float64))
+        thresholds, is_tuned = (decided or {}).get("thresholds"), True
+        if thresholds is None and labels is not None:
+            thresholds = tune_thresholds(probabilities, labels).tolist()
+        elif thresholds is None:
+            thresholds, is_tuned = [FIXED_THRESHOLD] * len(names), False
+        return LabelAnswers(names, probabilities, list(thresholds), is_tuned, labels, (decided or {}).get("set_limit"))
 
     def describe(self, names: Sequence[str], has_sets: bool) -> Schema:
         probabilities, labels = make_object(dict.fromkeys(names, PROBABILITY)), make_array({"enum": names})
         answer = {"labels": labels, "probabilities": probabilities}
         return make_object(answer | ({"label_set": labels} if has_sets else {}))
-
-    def tabulate_logits(
-        self,
-        logits: np.ndarray,
-        labels: np.ndarray | None,
-        names: Sequence[str],
-        thresholds: Sequence[float] | None = None,
-    ) -> pa.Table:
-        probabilities = find_probabilities(check_finite(logits), several=True)
-        if thresholds is None and labels is not None:
-            thresholds = tune_thresholds(probabilities, labels).tolist()
-        predicted = probabilities > np.array(thresholds or [FIXED_THRESHOLD] * len(names))
-        columns = {} if labels is None else {LABEL: spell_marks(labels, names)}
-        columns[PREDICTION] = spell_marks(predicted, names)
-        facts = {"decided": {"thresholds": list(thresholds)}} if thresholds else {}
-        return make_rows(columns | name_probabilities(probabilities, names), names=list(names), **facts)
 
     def number(self, cells: Sequence[Any], names: Sequence[str]) -> np.ndarray:
         return mark_names(cells, names)
@@ -314,31 +406,20 @@ class Number(Kind):
     def activate(self, logits: "Tensor") -> "Tensor":
         return logits
 
-    def decide(
+    def decode(
         self,
         logits: np.ndarray,
         names: Sequence[str],
-        thresholds: Sequence[float] | None = None,
-        set_limit: float | None = None,
-    ) -> list[Result]:
-        if len(names) == 1:
-            return [{"score": value} for value in logits[:, 0].tolist()]
-        return [{"scores": dict(zip(names, row, strict=True))} for row in logits.tolist()]
+        labels: np.ndarray | None = None,
+        decided: Decisions | None = None,
+    ) -> Answers:
+        kind = NumberAnswers if len(names) == 1 else NumbersAnswers
+        return kind(names, check_finite(logits), labels)
 
     def describe(self, names: Sequence[str], has_sets: bool) -> Schema:
         if len(names) == 1:
             return make_object({"score": NUMBER_SCHEMA})
         return make_object({"scores": make_object(dict.fromkeys(names, NUMBER_SCHEMA))})
-
-    def tabulate_logits(
-        self,
-        logits: np.ndarray,
-        labels: np.ndarray | None,
-        names: Sequence[str],
-        thresholds: Sequence[float] | None = None,
-    ) -> pa.Table:
-        columns = {} if labels is None else {LABEL: labels.astype(np.float64)}
-        return make_rows(columns | {PREDICTION: check_finite(logits)[:, 0].astype(np.float64)})
 
     def number(self, cells: Sequence[Any], names: Sequence[str]) -> np.ndarray:
         return np.array(cells, np.float64)
@@ -378,3 +459,9 @@ def spell_marks(marks: np.ndarray, names: Sequence[str]) -> pa.Array:
 def name_probabilities(probabilities: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
     """Return the columns of the probabilities (S, L) in a prediction table."""
     return {f"{PROBABILITY_PREFIX}{name}": column for name, column in zip(names, probabilities.T, strict=True)}
+
+
+def flatten_probabilities(result: Result) -> dict[str, Any]:
+    """Return the columns of the probabilities of a result, and its label set as one text."""
+    row = {f"{PROBABILITY_PREFIX}{label}": value for label, value in result["probabilities"].items()}
+    return row | ({"label_set": SEPARATOR.join(result["label_set"])} if "label_set" in result else {})

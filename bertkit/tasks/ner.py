@@ -8,7 +8,7 @@ With `features` it is the feature-based approach: the frozen encoder runs once, 
 activations of each word's first sub-token, which are cached on disk (`bertkit.tasks.frozen`).
 """
 
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -31,16 +31,13 @@ from bertkit.data.formats.conll import (
     read_conll_copy,
 )
 from bertkit.data.formats.entities import (
-    TEXT_COLUMN,
     WORD_COLUMNS,
     drop_unmarked,
     find_columns,
-    list_spans,
     read_entities,
     read_list,
 )
 from bertkit.data.formats.rows import choose_reader, find_column, has_splits
-from bertkit.data.formats.writer import write_beside
 from bertkit.data.sequences import IGNORED, EncodedInputs, pad
 from bertkit.data.splits import DROP, UNLABELLED, check_split_options, divide_train, name_split
 from bertkit.data.tagging import (
@@ -54,21 +51,22 @@ from bertkit.data.tagging import (
     encode_words,
     split_words,
 )
-from bertkit.data.tags import ENTITIES, WORDS, check_kinds, from_iob2, mark_words, name_scheme, write_cell
+from bertkit.data.tags import ENTITIES, WORDS, check_kinds, from_iob2, mark_words, name_scheme
 from bertkit.errors import UsageError
-from bertkit.metrics.ner import Entity, count_entities, find_entities, score_entities
+from bertkit.metrics.ner import score_entities
 from bertkit.metrics.rows import WeightedScore
-from bertkit.metrics.table import LABEL, NAMES, PREDICTION, SPELLED, make_rows
 from bertkit.reports.tables import ScoreLine
 from bertkit.system.files import take_fingerprint
 from bertkit.system.hub import find_dataset
 from bertkit.system.progress import Report, ignore
+from bertkit.tasks.answers import Decisions
 from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.finetuning import ANOTHER_SEED, EVERY_EPOCH, FineTuningTask, name_baselines
+from bertkit.tasks.inputs import take_text
 from bertkit.tasks.option import NER_OPTIONS
-from bertkit.tasks.result import take_text
 from bertkit.tasks.schema import INDEX, PROBABILITY, STRING, Schema, make_array, make_object
-from bertkit.tasks.task import PredictionSettings, Result, check_finite, refuse_tuning, score_summaries
+from bertkit.tasks.tag_answers import TagAnswers, find_gold, write_conll, write_rows
+from bertkit.tasks.task import PredictionSettings, check_finite, refuse_tuning, score_summaries
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -84,7 +82,6 @@ NER_PAPER = {  # Table 7
 }
 
 BILSTM_SIZE = 768  # units a direction: section 5.3's "two-layer 768-dimensional BiLSTM"
-PREDICTED_COLUMN = "predicted"  # the column of predictions in the rows of a table
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,15 +111,6 @@ class FeaturedWords(Features):
 NerData = WordWindows | OrderedWords | FeaturedWords
 
 
-@dataclass(frozen=True)
-class Tagged:
-    """The words of a text with the start and end of each, in characters, or in words if `text` is None."""
-
-    words: Sequence[str]
-    spans: list[tuple[int, int]]
-    text: str | None
-
-
 class NerTask(FineTuningTask):
     """Words of sentences with tags, fine-tuned or from features."""
 
@@ -138,7 +126,6 @@ class NerTask(FineTuningTask):
         "order": {"train": {"train_sampling_strategy": "sequential"}},  # the data set is in order already
     }
     metric = "f1"
-    pipeline = "token-classification"
     baselines = ("words",)
     next_commands = (
         ANOTHER_SEED,
@@ -309,20 +296,33 @@ class NerTask(FineTuningTask):
 
     # --- Scores -------------------------------------------------------------------------------------------------------
 
-    def summarize(self, outputs: Any, batch: Mapping[str, "Tensor"]) -> "Tensor":
+    def summarize(
+        self, outputs: Any, batch: Mapping[str, "Tensor"], settings: PredictionSettings | None = None
+    ) -> "Tensor":
         """Return (B, W): the likeliest label of each of a sequence's own words with a token, padded with IGNORED.
 
         W is the largest number of such words. Labels are UNDECIDED where the logits are NaN or infinite. The Trainer
-        pads batches of another W with the same -100.
+        pads batches of another W with the same -100. With settings it is (B, W, 2), each label with its probability.
         """
-        best = outputs.logits.argmax(-1).masked_fill(~outputs.logits.isfinite().all(-1), UNDECIDED)  # (B, T)
-        return gather_words(best, batch["labels"] != IGNORED)
+        import torch
 
-    def tabulate_predictions(
-        self, summaries: np.ndarray, data: NerData, decided: Mapping[str, Any] | None = None
-    ) -> pa.Table:
-        """Return the right and the predicted tags, and the counts of entities; see `tabulate_tags`."""
-        return tabulate_tags(get_words(data).text, decide(summaries, data))
+        is_word = batch["labels"] != IGNORED
+        best = outputs.logits.argmax(-1).masked_fill(~outputs.logits.isfinite().all(-1), UNDECIDED)  # (B, T)
+        labels = gather_words(best, is_word)
+        if settings is None:
+            return labels
+        likely = gather_words(outputs.logits.float().softmax(-1).amax(-1), is_word)
+        return torch.stack([labels.float(), likely], dim=-1)
+
+    def decode(self, summaries: np.ndarray, data: NerData, decided: Decisions | None = None) -> TagAnswers:
+        """Return the tags of every sentence, and the probability of each word's label if the summaries have it."""
+        words, likely = get_words(data), None
+        labels = check_decided(summaries if summaries.ndim == 2 else summaries[..., 0]).astype(np.int64)  # (S, W)
+        is_word = labels != IGNORED
+        tags = words.name_tags([row[known] for row, known in zip(labels, is_word, strict=True)])
+        if summaries.ndim == 3:
+            likely = words.join([row[known, 1].tolist() for row, known in zip(summaries, is_word, strict=True)], 1.0)
+        return TagAnswers(words.text, tags, likely, words.names)
 
     def score(self, rows: pa.Table) -> dict[str, WeightedScore | float]:
         """Return precision, recall, F1 and strict F1 of entities, or accuracy and macro F1 of words, as fractions."""
@@ -336,16 +336,14 @@ class NerTask(FineTuningTask):
         usual = np.bincount(get_words(train).labels).argmax()
         return score_summaries(self, fill_summaries(get_words(dev), usual), dev)
 
-    def format_predictions(
-        self, summaries: np.ndarray, data: NerData, split: str, decided: Mapping[str, Any] | None = None
-    ) -> dict[str, str]:
+    def format_predictions(self, answers: TagAnswers, data: NerData, split: str) -> dict[str, str]:
         """Return a file in conlleval's form: word, official tag and predicted tag, in the official file's scheme.
 
         Those of a table also have JSON lines with its rows and the predicted tags or spans, and only these if some of
         its spans are not whole words.
         """
-        predicted, text = decide(summaries, data), get_words(data).text
-        predicted = [from_iob2(tags, text.scheme) for tags in predicted]
+        text = answers.text
+        predicted = [from_iob2(tags, text.scheme) for tags in answers.tags]
         name = name_split(split)
         is_exact = text.is_labelled and all(sentence.entities is None for sentence in text.sentences)
         files = {f"{name}.conll": write_conll(text, predicted)} if is_exact else {}
@@ -368,53 +366,34 @@ class NerTask(FineTuningTask):
         tags = make_array({"enum": settings.labels})
         return given, make_object(marked | {"tags": tags, "places": make_array(pair)}, optional=("places",))
 
-    def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> Tagged:
+    def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> Sentence:
         """Return the words of a text, or words as they are."""
         if (name := find_columns(given)[0]) in WORD_COLUMNS:
             words = read_list(given[name], name) if isinstance(given[name], str) else given[name]
             if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
                 raise UsageError(f"{name} must be a list of strings; for a single string use the key text")
-            return Tagged(words, [(number, number + 1) for number in range(len(words))], None)
-        text = take_text(given, "text")
-        spans = split_words(text, settings.model.config.text_words)
-        return Tagged([text[start:end] for start, end in spans], spans, text)
+            content, spans = None, [(number, number + 1) for number in range(len(words))]
+        else:
+            content = take_text(given, "text")
+            spans = split_words(content, settings.model.config.text_words)
+            words = [content[start:end] for start, end in spans]
+        tags = ["O"] * len(words)
+        return Sentence(words, tags, tags, document=0, line=0, content=content, spans=spans)
 
-    def encode_inputs(self, examples: Sequence[Tagged], settings: PredictionSettings) -> EncodedInputs:
+    def encode_inputs(self, examples: Sequence[Sentence], settings: PredictionSettings) -> EncodedInputs:
         """Return a sequence for each text, or several for a long one, so that none is truncated.
 
         The `labels` of a batch say which words are tagged; for a head that reads words they are as `ner` gives them.
         """
         from bertkit.model.bilstm_heads import BertFeaturesForTokenClassification
 
-        tags = [["O"] * len(example.words) for example in examples]
-        pairs = enumerate(zip(examples, tags, strict=True), 1)
-        sentences = [Sentence(example.words, own, own, number, 0) for number, (example, own) in pairs]
+        sentences = [replace(example, document=number) for number, example in enumerate(examples, 1)]
         text = TaggedText("the input", sentences, len(examples), "IOB2", 0)
         data = encode_words(text, settings.labels, settings.tokenizer, settings.max_length)
         # The BiLSTM of the feature-based approach reads the words of one part of a long text only.
         is_featured = isinstance(settings.model, BertFeaturesForTokenClassification)
         data, collate = (data, locate_words) if is_featured else (data.merge(), pad)
         return EncodedInputs(data, data.stops - data.starts + 2, [False] * len(examples), collate)
-
-    def extract(self, outputs: Any, batch: Mapping[str, "Tensor"], settings: PredictionSettings) -> list[np.ndarray]:
-        """Return for each sequence (2, words): labels of its own words with a token, and their probabilities."""
-        labels = check_decided(self.summarize(outputs, batch).cpu().numpy())
-        probabilities = outputs.logits.float().softmax(-1).amax(-1)  # (B, T)
-        likely = gather_words(probabilities, batch["labels"] != IGNORED).cpu().numpy()
-        return [np.stack([row, own])[:, row != IGNORED] for row, own in zip(labels, likely, strict=True)]
-
-    def answer(
-        self, kept: Sequence[np.ndarray], data: WordWindows, examples: Sequence[Tagged], settings: PredictionSettings
-    ) -> list[Result]:
-        """Return the tags of each text, and its entities if the tags are of a known scheme, else its words."""
-        tags = data.name_tags([row[0].astype(int) for row in kept])
-        likely = data.join([row[1].tolist() for row in kept], 1.0)
-        scheme, results = name_scheme(settings.labels), []
-        for example, found, scores in zip(examples, tags, likely, strict=True):
-            result = {scheme: list_entities(example, mark_words(found, scheme), scores)}
-            spans = {} if example.text is None else {"places": list(map(list, example.spans))}
-            results.append(result | {"tags": found} | spans)
-        return results
 
 
 # --- Words and tags ---------------------------------------------------------------------------------------------------
@@ -429,28 +408,6 @@ def check_decided(summaries: np.ndarray) -> np.ndarray:
     """Return the summaries (S, W)."""
     check_finite(np.where(summaries == UNDECIDED, np.nan, summaries))
     return summaries
-
-
-def tabulate_tags(text: TaggedText, predicted: Sequence[Sequence[str]]) -> pa.Table:
-    """Return the right and the predicted tags in IOB2, and the counts of entities of each type.
-
-    An entity of a type that training does not have counts as well, and a span that is not whole words as missed.
-    """
-    columns: dict[str, Any] = {PREDICTION: pa.array(predicted, NAMES)}
-    if text.columns[0] == TEXT_COLUMN:
-        columns |= spell_spans(text, predicted)
-    if not text.is_labelled:
-        return make_rows(columns)
-    counts = count_entities(find_gold(text), [mark_words(tags, text.scheme) for tags in predicted])
-    types = [name.removeprefix("wanted_") for name in counts if name.startswith("wanted_")]
-    labels = pa.array([sentence.tags for sentence in text.sentences], NAMES)
-    scheme = WORDS if text.scheme == WORDS else None
-    return make_rows({LABEL: labels} | columns | counts, names=types, scheme=scheme)
-
-
-def decide(summaries: np.ndarray, data: NerData) -> list[list[str]]:
-    """Return the predicted tags of every sentence, from the summaries (S, W) of its sequences."""
-    return get_words(data).name_tags([row[row != IGNORED] for row in check_decided(summaries)])
 
 
 def fill_summaries(data: WordWindows, labels: np.ndarray) -> np.ndarray:
@@ -497,17 +454,6 @@ def locate_words(items: Sequence[dict[str, Any]]) -> dict[str, "Tensor"]:
     }
 
 
-def list_entities(example: Tagged, tags: Sequence[str], scores: Sequence[float]) -> list[dict[str, Any]]:
-    """Return the entities of a text, each with its text, type, start and end, and the mean score of its words."""
-    entities = []
-    for first, behind, kind in find_entities(tags):
-        start, end = example.spans[first][0], example.spans[behind - 1][1]
-        text = " ".join(example.words[first:behind]) if example.text is None else example.text[start:end]
-        score = sum(scores[first:behind]) / (behind - first)
-        entities.append({"text": text, "type": kind, "start": start, "end": end, "score": score})
-    return entities
-
-
 def describe_words(data: WordWindows, split: str) -> str:
     """Return a line on the context of sentences, and the words that cannot be predicted."""
     count = len(data.text.sentences)
@@ -532,57 +478,6 @@ def list_rows() -> tuple[ScoreLine, ...]:
             hidden = name.format("accuracy") if metric == "f1" else ""  # F1 of words equals their accuracy
             rows.append(ScoreLine(title, key, nothing.get(key, {}), "fraction", NER_PAPER.get(key, {}), hidden))
     return tuple(rows)
-
-
-# --- Predicted tags in files ------------------------------------------------------------------------------------------
-
-
-def find_gold(text: TaggedText) -> list[Collection[Entity]]:
-    """Return the entities of each sentence as its file has them, or its words with their classes."""
-    marked = ((mark_words(sentence.tags, text.scheme), sentence.entities) for sentence in text.sentences)
-    return [find_entities(tags) if entities is None else entities.keys() for tags, entities in marked]
-
-
-def locate_spans(text: TaggedText, predicted: Sequence[Sequence[str]]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Yield each text of a table with the spans of its predicted tags."""
-    for content, tags in zip(text.rows.find(TEXT_COLUMN).to_pylist(), predicted, strict=True):
-        yield content, list_spans(split_words(content, text.text_words), find_entities(tags))
-
-
-def spell_spans(text: TaggedText, predicted: Sequence[Sequence[str]]) -> dict[str, pa.Array]:
-    """Return columns with the predicted and the right spans of a table's texts, as the texts spell them."""
-    tags = {PREDICTION: predicted} | ({LABEL: [one.tags for one in text.sentences]} if text.is_labelled else {})
-    columns = {}
-    for name, rows in tags.items():
-        columns[name] = []
-        for own, spans in locate_spans(text, rows):
-            columns[name].append([f"{own[x['start'] : x['end']]}: {x['label']}" for x in spans])
-    for number, sentence in enumerate(text.sentences):
-        if sentence.entities is not None:  # a span does not fit the words of the tags
-            columns[LABEL][number] = [f"{piece}: {kind}" for (*_, kind), piece in sentence.entities.items()]
-    return {f"{name}{SPELLED}": pa.array(cells, NAMES) for name, cells in columns.items()}
-
-
-def write_rows(text: TaggedText, predicted: Sequence[Sequence[str]]) -> str:
-    """Return JSON lines with the rows of a table and `predicted`: tags, or the spans of a text."""
-    rows, (given, marked) = text.rows, text.columns
-    decoded = rows.lists | ({marked} if marked and given == TEXT_COLUMN else set())
-    found: Sequence[Any] = list(map(list, predicted))
-    if given == TEXT_COLUMN:
-        found = [spans for _, spans in locate_spans(text, predicted)]
-    return write_beside(rows, [{PREDICTED_COLUMN: one} for one in found], ".jsonl", decoded)
-
-
-def write_conll(text: TaggedText, predicted: Sequence[Sequence[str]]) -> str:
-    """Return the lines of a text with predicted tags and -DOCSTART- lines."""
-    parts, document = [], 0
-    for sentence, tags in zip(text.sentences, predicted, strict=True):
-        if sentence.document > document:
-            parts.append(f"{DOCSTART} O O\n")
-            document = sentence.document
-        rows = zip(sentence.words, sentence.official, tags, strict=True)
-        parts.append("".join(" ".join(map(write_cell, row)) + "\n" for row in rows))
-    return "\n".join(parts)
 
 
 NER = NerTask()

@@ -1,4 +1,4 @@
-"""The core of prediction, from examples to results, for every task. `bertkit.inference` is its interface."""
+"""The core of prediction, from examples to answers, for every task. `bertkit.inference` is its interface."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -7,14 +7,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertkit.data.sequences import TOKENS_A_BATCH, EncodedInputs, batch_by_length
+from bertkit.data.sequences import TOKENS_A_BATCH, EncodedInputs, batch_by_length, stack_summaries
 from bertkit.errors import UsageError
+from bertkit.metrics.calibration import scale_logits
 from bertkit.model.config import BertConfig
 from bertkit.model.heads import BertHead
 from bertkit.model.precision import use_precision
 from bertkit.system.progress import ignore
-from bertkit.tasks.task import PredictionSettings, Result, Task
+from bertkit.tasks.answers import Result
+from bertkit.tasks.task import PredictionSettings, Task
 
+SIZED_AT_ONCE = 256  # rows collated to find their lengths
 TOKENS_ON_CPU = 1024  # tokens of a batch whose activations fit into a core's cache
 
 
@@ -34,21 +37,57 @@ def predict(
         return []
     inputs = task.encode_inputs(examples, settings)
     note(inputs.lengths)
-    kept = run_model(task, inputs, settings, precision)
-    results = task.answer(kept, inputs.data, examples, settings)
+    summaries = inputs.join(summarize_inputs(task, inputs, settings, precision))
+    results = task.decode(summaries, inputs.data, settings.decided).list_results()
     return [result | {"cut": True} if cut else result for result, cut in zip(results, inputs.truncated, strict=True)]
 
 
+def summarize_inputs(
+    task: Task, inputs: EncodedInputs, settings: PredictionSettings, precision: str = "fp32"
+) -> list[Any]:
+    """Return the summary of each sequence of some inputs."""
+
+    def collate(numbers: list[int]) -> dict[str, Tensor]:
+        return inputs.collate([inputs.data[number] for number in numbers])
+
+    return run_model(task, settings.model, inputs.lengths, collate, precision, settings)
+
+
+def summarize_split(task: Task, model: Any, data: Any, precision: str = "fp32") -> np.ndarray:
+    """Return the summaries (S, ...) of a split's data set."""
+
+    def collate(numbers: Sequence[int]) -> dict[str, Tensor]:
+        return task.collate(data.__getitems__(numbers))
+
+    parts = [range(start, min(start + SIZED_AT_ONCE, len(data))) for start in range(0, len(data), SIZED_AT_ONCE)]
+    lengths = [collate(part)["attention_mask"].flatten(1).sum(1).numpy() for part in parts]
+    return stack_summaries(run_model(task, model, np.concatenate(lengths), collate, precision))
+
+
 @torch.inference_mode()
-def run_model(task: Task, inputs: EncodedInputs, settings: PredictionSettings, precision: str = "fp32") -> list[Any]:
-    """Return what `Task.extract` returns of each sequence."""
-    kept: list[Any] = [None] * len(inputs.lengths)
-    for numbers in batch_by_length(inputs.lengths, limit_batch(settings.model.device)):
-        batch = inputs.collate([inputs.data[number] for number in numbers.tolist()])
-        outputs, batch = compute(task, settings.model, batch, precision)
-        for number, row in zip(numbers.tolist(), task.extract(outputs, batch, settings), strict=True):
-            kept[number] = row
-    return kept
+def run_model(
+    task: Task,
+    model: Any,
+    lengths: np.ndarray,
+    collate: Callable[[list[int]], dict[str, Tensor]],
+    precision: str,
+    settings: PredictionSettings | None = None,
+) -> list[Any]:
+    """Return what `Task.summarize` returns of each sequence, with the temperature of the model.
+
+    Args:
+        lengths: (S,) the tokens of each sequence.
+        collate: Returns the batch of the sequences with some numbers.
+    """
+    summaries: list[Any] = [None] * len(lengths)
+    for numbers in batch_by_length(lengths, limit_batch(model.device)):
+        outputs, batch = compute(task, model, collate(numbers.tolist()), precision)
+        rows = task.summarize(outputs, batch, settings)
+        if isinstance(rows, Tensor):
+            rows = scale_logits(rows.cpu().numpy(), model.config.temperature)
+        for number, row in zip(numbers.tolist(), rows, strict=True):
+            summaries[number] = row
+    return summaries
 
 
 def compute(task: Task, model: Any, batch: dict[str, Tensor], precision: str) -> tuple[Any, dict[str, Tensor]]:

@@ -9,7 +9,7 @@ afresh in every epoch (the pairs still come from `dupe_factor` copies, used in t
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain, compress
 from pathlib import Path
@@ -29,20 +29,18 @@ from bertkit.data.pretraining.tokenize import (
     choose_held_out,
     tokenize_documents,
 )
-from bertkit.data.sequences import IGNORED, EncodedInputs
-from bertkit.data.tokenizer import describe_vocabulary, find_words, load_tokenizer, train_tokenizer
+from bertkit.data.sequences import IGNORED
+from bertkit.data.tokenizer import describe_vocabulary, load_tokenizer, train_tokenizer
 from bertkit.errors import UsageError, raise_first
 from bertkit.metrics.rows import WeightedScore
 from bertkit.metrics.table import make_rows, read_facts, read_numbers
 from bertkit.reports.tables import ScoreLine
 from bertkit.system.progress import Report, ignore
+from bertkit.tasks.answers import Answers, Decisions, Sums
 from bertkit.tasks.option import PRETRAINING_OPTIONS, list_defaults
-from bertkit.tasks.result import describe_texts, judge_pair, read_texts
-from bertkit.tasks.schema import PROBABILITY, STRING, Schema, make_array, make_object
 from bertkit.tasks.task import (
     BERT_TRAIN,
     PredictionSettings,
-    Result,
     Task,
     check_finite,
     refuse_tuning,
@@ -56,7 +54,6 @@ HEADS = {  # objective -> head; the second and third are rows of Table 5, with t
     "mlm": "BertForMaskedLM",
     "clm": "BertLMHeadModel",
 }
-MASK = "[MASK]"
 KNOWN_LOSSES = {"ln V": "uniform_loss", "token frequencies": "unigram_loss"}
 KNOWN_ACCURACY = {"the most frequent token": "unigram_accuracy"}
 FOREIGN_SHARE = 0.3  # share of unknown tokens; above it a vocabulary is for another script
@@ -277,7 +274,9 @@ class PretrainingTask(Task):
 
     # --- Scores -------------------------------------------------------------------------------------------------------
 
-    def summarize(self, outputs: Any, batch: Mapping[str, "Tensor"]) -> "Tensor":
+    def summarize(
+        self, outputs: Any, batch: Mapping[str, "Tensor"], settings: PredictionSettings | None = None
+    ) -> "Tensor":
         """Return (B, 5) float: token losses, labelled tokens, right ones; next-sentence loss and whether right.
 
         The model has decoded the labelled positions only (`targets_only`).
@@ -300,15 +299,13 @@ class PretrainingTask(Task):
             summary[:, NSP_RIGHT] = (relationship.argmax(-1) == label).float()
         return summary
 
-    def tabulate_predictions(
-        self, summaries: np.ndarray, data: PretrainingData, decided: Mapping[str, Any] | None = None
-    ) -> pa.Table:
+    def decode(self, summaries: np.ndarray, data: PretrainingData, decided: Decisions | None = None) -> Answers:
         """Return the summed losses of each sequence in nats, and how many tokens and next sentences are right."""
         objective = data.options["objective"]
         columns = COLUMNS if objective == "mlm+nsp" else COLUMNS[:NSP_LOSS]
         check_finite(summaries[:, TOKEN_LOSS])
-        found = dict(zip(columns, summaries.T.astype(np.float32), strict=False))
-        return make_rows(found, objective="clm" if objective == "clm" else "mlm")
+        sums = dict(zip(columns, summaries.T.astype(np.float32), strict=False))
+        return Sums(make_rows(sums, objective="clm" if objective == "clm" else "mlm"))
 
     def score(self, rows: pa.Table) -> dict[str, WeightedScore | float]:
         """Return `mlm_loss` (nats a token), `perplexity`, `mlm_accuracy`; with pairs also `nsp_loss`, `nsp_accuracy`.
@@ -363,76 +360,6 @@ class PretrainingTask(Task):
                 f"next-sentence accuracy is {distance:+.1f} standard errors from the larger class"
             )
         return lines
-
-    # --- Answers ------------------------------------------------------------------------------------------------------
-
-    def schema(self, settings: PredictionSettings) -> tuple[Schema, Schema]:
-        """Return the schemas of a text with masks or two, and of the words of each mask.
-
-        The second has also a pair's probability that a text follows the other.
-        """
-        masked = ("The man went to the [MASK].", "He bought a gallon of [MASK].")  # section A.2
-        word = make_object({"word": STRING, "probability": PROBABILITY})
-        masks = {"masks": make_array(make_object({"words": make_array(word)}))}
-        with_pair = settings.head == self.head
-        follows = {"next_sentence": PROBABILITY} if with_pair else {}
-        return describe_texts(masked, settings), make_object(masks | follows, optional=follows)
-
-    def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> dict[str, np.ndarray]:
-        """Return the sequence of one or two texts with masks; `labels` (T,) are IGNORED except at the masks."""
-        texts, tokenizer = read_texts(given, settings.pairs), settings.tokenizer
-        with_pair = settings.head == self.head  # the head says whether a text follows another
-        if not any(MASK in text for text in texts) and not (with_pair and len(texts) == 2):
-            also = " and no text_pair; give two texts (predict --pair), or" if with_pair else ";"
-            raise UsageError(f"there is no {MASK} to fill in{also} put {MASK} where a word is missing")
-        parts = [[*encode_masked(text, settings), tokenizer.sep_token_id] for text in texts]
-        ids = [tokenizer.cls_token_id, *(token for part in parts for token in part)]
-        if len(ids) > settings.max_length:
-            raise UsageError(
-                f"the input has {len(ids):,} tokens, but the model takes at most {settings.max_length:,}; shorten it"
-            )
-        tokens = np.array(ids, np.int64)
-        segments = np.zeros_like(tokens)
-        segments[len(parts[0]) + 1 :] = 1
-        labels = np.where(tokens == tokenizer.mask_token_id, tokens, IGNORED)
-        return {"input_ids": tokens, "token_type_ids": segments, "labels": labels}
-
-    def encode_inputs(self, examples: Sequence[dict[str, np.ndarray]], settings: PredictionSettings) -> EncodedInputs:
-        """Return the sequences, which `read_input` has made, none of them truncated: those too long are rejected.
-
-        The `labels` (B, T) of a batch mark the masks, so that only these are decoded.
-        """
-        lengths = np.array([len(example["input_ids"]) for example in examples])
-        return EncodedInputs(examples, lengths, [False] * len(examples))
-
-    def extract(
-        self, outputs: Any, batch: Mapping[str, "Tensor"], settings: PredictionSettings
-    ) -> list[tuple[Any, Any, Any]]:
-        """Return for each sequence its masks' likeliest tokens, their probabilities, and NSP logits (2,) or None."""
-        logits = outputs.logits if "logits" in outputs else outputs.prediction_logits  # (M, V)
-        chances = logits.float().softmax(-1)[:, : len(settings.tokenizer)]  # the model may have room for more
-        best = chances.topk(min(settings.top, chances.shape[-1]))  # (M, top)
-        check_finite(best.values.cpu().numpy())
-        counts = (batch["labels"] != IGNORED).sum(1).tolist()
-        tokens, chances = best.indices.cpu().split(counts), best.values.cpu().split(counts)
-        follows = outputs.get("seq_relationship_logits")
-        pairs = [None] * len(counts) if follows is None else check_finite(follows.float().cpu().numpy())
-        return list(zip(tokens, chances, pairs, strict=True))
-
-    def answer(
-        self, kept: Sequence[tuple[Any, Any, Any]], data: Any, examples: Any, settings: PredictionSettings
-    ) -> list[Result]:
-        """Return the likeliest words of each mask, and of two texts the probability that one follows the other."""
-        results = []
-        for (tokens, chances, pair), example in zip(kept, examples, strict=True):
-            result: Result = {"masks": []}
-            for ids, found in zip(tokens.tolist(), chances.tolist(), strict=True):
-                words = zip(settings.tokenizer.convert_ids_to_tokens(ids), found, strict=True)
-                result["masks"].append({"words": [{"word": word, "probability": chance} for word, chance in words]})
-            if pair is not None and example["token_type_ids"].any():
-                result["next_sentence"] = judge_pair(pair)
-            results.append(result)
-        return results
 
 
 def hold_out(documents: list[Document] | TokenizedCorpus, options: Mapping[str, Any], report: Report) -> dict[str, Any]:
@@ -489,16 +416,6 @@ def check_vocabulary(corpus: str | Path, tokenizer: Any, owner: str) -> None:
             f"{corpus} was built with a different vocabulary from that of {owner}; build one with it: "
             "bertkit corpus build … --vocab DIR"
         )
-
-
-def encode_masked(text: str, settings: PredictionSettings) -> list[int]:
-    """Return the tokens of a text, [MASK] being the mask; other special tokens written out are ordinary text."""
-    ids: list[int] = []
-    for number, piece in enumerate(text.split(MASK)):
-        if number:
-            ids.append(settings.tokenizer.mask_token_id)
-        ids += find_words(settings.tokenizer).encode([piece.strip()], np.int64)[0].tolist()
-    return ids
 
 
 PRETRAINING = PretrainingTask()

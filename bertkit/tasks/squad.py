@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ from bertkit.data.spans import (
     Answer,
     Question,
     Windows,
-    decode,
+    decode_windows,
     encode_questions,
     express,
     is_placed,
@@ -49,12 +49,13 @@ from bertkit.metrics.squad import (
 from bertkit.metrics.table import LABEL, NAMES, PREDICTION, find_decided, make_rows, read_numbers
 from bertkit.reports.tables import ScoreLine
 from bertkit.system.progress import Report, ignore
+from bertkit.tasks.answers import Answers, Decisions, Result
 from bertkit.tasks.examples import ExampleRows, select
 from bertkit.tasks.finetuning import ANOTHER_SEED, FineTuningTask, add_test_rows
+from bertkit.tasks.inputs import take_text
 from bertkit.tasks.option import SQUAD_OPTIONS, WINDOW_OPTIONS, list_defaults
-from bertkit.tasks.result import take_text
 from bertkit.tasks.schema import INDEX, NUMBER_SCHEMA, STRING, Schema, make_input, make_object
-from bertkit.tasks.task import PredictionSettings, Result, check_finite
+from bertkit.tasks.task import PredictionSettings, check_finite
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -262,23 +263,16 @@ class SquadTask(FineTuningTask):
 
     # --- Scores -------------------------------------------------------------------------------------------------------
 
-    def summarize(self, outputs: Any, batch: Mapping[str, "Tensor"]) -> "Tensor":
+    def summarize(
+        self, outputs: Any, batch: Mapping[str, "Tensor"], settings: PredictionSettings | None = None
+    ) -> "Tensor":
         """Return (B, 4 * N_BEST + 2): the best starts and ends, and the scores of [CLS]."""
         return keep_top(outputs.start_logits, outputs.end_logits)
 
-    def choose(self, texts: Sequence[str], odds: Sequence[float], tau: float | None) -> list[str]:
-        """Return the text for each question; with 2.0 an empty one where no span is above s_null + tau."""
-        if not self.version.unanswerable:
-            return list(texts)
-        return [text if doubt < -tau else "" for text, doubt in zip(texts, odds, strict=True)]
-
-    def tabulate_predictions(
-        self, summaries: np.ndarray, data: Windows, decided: Mapping[str, Any] | None = None
-    ) -> pa.Table:
-        """Return the answer to each question with its exact match and F1; for 2.0 also what tau follows from."""
-        answers = decode(check_answers(summaries), data)
-        texts, odds = [answer.best.text for answer in answers], [answer.odds for answer in answers]
-        return self.tabulate_answers(data.questions, texts, odds, (decided or {}).get("tau"), data.language)
+    def decode(self, summaries: np.ndarray, data: Windows, decided: Decisions | None = None) -> "SpanAnswers":
+        """Return the best answers to each question."""
+        answers = decode_windows(check_answers(summaries), data)
+        return SpanAnswers(self, data.questions, answers, (decided or {}).get("tau"), data.language)
 
     def tabulate_answers(
         self,
@@ -306,7 +300,7 @@ class SquadTask(FineTuningTask):
         best_em, best_f1, none = compare_answers(gold, texts, language)
         tau = find_tau(odds, best_f1, none) if tau is None else tau
         is_given = np.asarray(odds) < -tau
-        columns[PREDICTION] = self.choose(texts, odds, tau)
+        columns[PREDICTION] = choose_texts(texts, odds, tau)
         columns |= {"em": np.where(is_given, best_em, none), "f1": np.where(is_given, best_f1, none)}
         columns |= {"null_odds": odds, "best_em": best_em, "best_f1": best_f1, "none_em": none, "none_f1": none}
         return make_rows(columns, decided={"tau": tau})
@@ -341,42 +335,23 @@ class SquadTask(FineTuningTask):
 
     # --- Files --------------------------------------------------------------------------------------------------------
 
-    def format_predictions(
-        self, summaries: np.ndarray, data: Windows, split: str, decided: Mapping[str, Any] | None = None
-    ) -> dict[str, str]:
+    def format_predictions(self, answers: "SpanAnswers", data: Windows, split: str) -> dict[str, str]:
         """Return the reference code's files: answers at tau, the best answers of each question, and the odds.
 
-        The odds are s_null - best.
+        The odds are s_null - best. One's own questions have JSON lines, too.
         """
-        answers = decode(check_answers(summaries), data)
-        ranked = [rank(answer, self.version.unanswerable) for answer in answers]
-        best, tau, files = [answer.best.text for answer in answers], (decided or {}).get("tau", 0.0), {}
-        chosen = self.choose(best, [answer.odds for answer in answers], tau)
-        found = self.format_answers(data.questions, answers, ranked, chosen)
         name = name_split(split)
-        if isinstance(data, OwnWindows):
-            files[f"{name}.jsonl"] = self.format_rows(data.questions, answers, chosen)
-        return {f"{name}_{file}" if name == "test" else file: text for file, text in found.items()} | files
+        ranked = [rank(answer, self.version.unanswerable) for answer in answers.answers]
+        files = self.format_answers(answers, ranked)
+        files = {f"{name}_{file}" if name == "test" else file: text for file, text in files.items()}
+        return files | ({f"{name}.jsonl": answers.format_lines()} if isinstance(data, OwnWindows) else {})
 
-    def format_rows(self, questions: Sequence[Question], answers: Sequence[Answer], chosen: Sequence[str]) -> str:
-        """Return a line of JSON for each question, with its right answers, the chosen answer, and its scores."""
-        lines = []
-        for question, answer, text in zip(questions, answers, chosen, strict=True):
-            row = {"id": question.id, "question": question.question, "answers": question.answers, "answer": text}
-            row["score"] = answer.best.start + answer.best.end
-            if self.version.unanswerable:
-                row["odds"] = answer.odds
-            lines.append(json.dumps(row, ensure_ascii=False) + "\n")
-        return "".join(lines)
-
-    def format_answers(
-        self, questions: Sequence[Question], answers: Sequence[Answer], ranked: Sequence[Any], chosen: Sequence[str]
-    ) -> dict[str, str]:
-        """Return the files of the chosen answers: name -> JSON."""
-        ids = [question.id for question in questions]
-        files: dict[str, Sequence[Any]] = {ANSWERS: chosen, NBEST: ranked}
+    def format_answers(self, answers: "SpanAnswers", ranked: Sequence[Any]) -> dict[str, str]:
+        """Return the files of answers, name -> JSON, of which `ranked` are the best of each question."""
+        ids = [question.id for question in answers.questions]
+        files: dict[str, Sequence[Any]] = {ANSWERS: answers.texts, NBEST: ranked}
         if self.version.unanswerable:
-            files[ODDS] = [answer.odds for answer in answers]
+            files[ODDS] = answers.odds
         return {
             name: json.dumps(dict(zip(ids, column, strict=True)), indent=4, ensure_ascii=False) + "\n"
             for name, column in files.items()
@@ -438,22 +413,83 @@ class SquadTask(FineTuningTask):
         data = encode_questions(examples, settings.tokenizer, **lengths)
         return EncodedInputs(data, data.find_first() + data.lengths + 1, data.shortened)
 
-    def extract(self, outputs: Any, batch: Mapping[str, "Tensor"], settings: PredictionSettings) -> np.ndarray:
-        """Return (B, 4 * N_BEST + 2), as `decode` needs it."""
-        return check_answers(self.summarize(outputs, batch).cpu().numpy())
 
-    def answer(
-        self, kept: Sequence[np.ndarray], data: Windows, examples: Sequence[Question], settings: PredictionSettings
-    ) -> list[Result]:
+@dataclass(frozen=True, eq=False)
+class SpanAnswers(Answers):
+    """The best answers to each question, spans of its context."""
+
+    key = "answer"
+    task: SquadTask
+    questions: Sequence[Question]
+    answers: Sequence[Answer]
+    given_tau: float | None  # the tau that other data have decided
+    language: str = "en"  # as in `score_answers`
+
+    @property
+    def odds(self) -> list[float]:
+        """Return s_null minus the score of the best answer to each question."""
+        return [answer.odds for answer in self.answers]
+
+    @cached_property
+    def rows(self) -> pa.Table:
+        texts = [answer.best.text for answer in self.answers]
+        return self.task.tabulate_answers(self.questions, texts, self.odds, self.given_tau, self.language)
+
+    @cached_property
+    def tau(self) -> float | None:
+        """Return the threshold of no answer; None if every question is answered."""
+        if self.given_tau is None and self.task.version.unanswerable:
+            return find_decided(self.rows)["tau"]
+        return self.given_tau
+
+    @property
+    def texts(self) -> list[str]:
         """Return the answer to each question; with tau it is empty unless the best span exceeds it (section 4.3)."""
-        tau = settings.model.config.tau
-        results = []
-        for found in decode(np.stack(kept), data):
-            span, is_answer = found.best, tau is None or found.odds < -tau
+        return choose_texts([answer.best.text for answer in self.answers], self.odds, self.tau)
+
+    def list_results(self) -> list[Result]:
+        results: list[Result] = []
+        for text, answer in zip(self.texts, self.answers, strict=True):
+            span = answer.best
             best = {"text": span.text, "start": span.first, "end": span.last, "score": span.start + span.end}
-            result = {"answer": span.text if is_answer else "", "best": best}
-            results.append(result if tau is None else result | {"null_score": sum(found.null), "tau": tau})
+            null = {} if self.tau is None else {"null_score": sum(answer.null), "tau": self.tau}
+            results.append({"answer": text, "best": best, **null})
         return results
+
+    def format_lines(self) -> str:
+        """Return a line of JSON for each question, with its right answers, the chosen answer, and its scores."""
+        lines = []
+        for question, answer, text in zip(self.questions, self.answers, self.texts, strict=True):
+            row = {"id": question.id, "question": question.question, "answers": question.answers, "answer": text}
+            row["score"] = answer.best.start + answer.best.end
+            if self.tau is not None:
+                row["odds"] = answer.odds
+            lines.append(json.dumps(row, ensure_ascii=False) + "\n")
+        return "".join(lines)
+
+    @staticmethod
+    def describe(result: Result) -> str:
+        text, best = result["answer"] or "(no answer)", result["best"]
+        if "tau" not in result:
+            return f"{text}  (score {best['score']:.2f})"
+        margin = best["score"] - result["null_score"] - result["tau"]
+        rejected = "" if result["answer"] else f", best span {best['text']!r}"
+        return f"{text}  ({abs(margin):.2f} {'above' if margin > 0 else 'below'} the threshold{rejected})"
+
+    @staticmethod
+    def convert(result: Result, labels: Sequence[str]) -> Any:
+        """Return an answer, whose score is a sum of logits, not a probability; none is empty, from 0 to 0."""
+        best = result["best"]
+        if "tau" in result and not result["answer"]:
+            return {"answer": "", "score": result["null_score"], "start": 0, "end": 0}
+        return {"answer": result["answer"], "score": best["score"], "start": best["start"], "end": best["end"]}
+
+
+def choose_texts(texts: Sequence[str], odds: Sequence[float], tau: float | None) -> list[str]:
+    """Return the text for each question; with tau an empty one where no span is above s_null + tau."""
+    if tau is None:
+        return list(texts)
+    return [text if doubt < -tau else "" for text, doubt in zip(texts, odds, strict=True)]
 
 
 def check_answers(summaries: np.ndarray) -> np.ndarray:

@@ -7,6 +7,8 @@ train_full.csv and val_full.csv, and scoring predictions of other programs.
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,13 +24,14 @@ from bertkit.metrics.glue import compute_scores
 from bertkit.metrics.rows import WeightedScore
 from bertkit.reports.tables import ScoreLine
 from bertkit.system.progress import Report, ignore
+from bertkit.tasks.answers import Answers, Decisions, Result, add_label_set, describe_set
 from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.finetuning import CALIBRATION_ROWS, EVERY_EPOCH, FineTuningTask
+from bertkit.tasks.inputs import take_text
 from bertkit.tasks.kinds import SINGLE_LABEL
 from bertkit.tasks.option import SWAG_OPTIONS
-from bertkit.tasks.result import add_label_set, take_text
 from bertkit.tasks.schema import INDEX, PROBABILITY, STRING, Schema, make_array, make_input, make_object
-from bertkit.tasks.task import PredictionSettings, Result
+from bertkit.tasks.task import PredictionSettings, check_finite
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -106,11 +109,10 @@ class SwagTask(FineTuningTask):
 
     # --- Scores -------------------------------------------------------------------------------------------------------
 
-    def tabulate_predictions(
-        self, summaries: np.ndarray, data: Groups, decided: Mapping[str, Any] | None = None
-    ) -> pa.Table:
-        """Return the right and the chosen endings, and the probabilities of all."""
-        return SINGLE_LABEL.tabulate_logits(summaries, data.labels, CHOICES)
+    def decode(self, summaries: Sequence[np.ndarray], data: Any, decided: Decisions | None = None) -> Answers:
+        """Return the likeliest ending of each context, whose number of endings is that of its logits (C,)."""
+        labels = data.labels if isinstance(data, Groups) else None
+        return EndingAnswers(summaries, labels, (decided or {}).get("set_limit"))
 
     def score(self, rows: pa.Table) -> dict[str, WeightedScore | float]:
         """Return the accuracy and the errors of the probabilities."""
@@ -121,11 +123,9 @@ class SwagTask(FineTuningTask):
         """Return the accuracy of always choosing the dev set's most frequent right ending."""
         return compute_scores(("accuracy",), np.full(len(dev), np.bincount(dev.labels).argmax()), dev.labels)
 
-    def format_predictions(
-        self, summaries: np.ndarray, data: Groups, split: str, decided: Mapping[str, Any] | None = None
-    ) -> dict[str, str]:
+    def format_predictions(self, answers: Answers, data: Groups, split: str) -> dict[str, str]:
         """Return a file named as the split's, the number of each question and of its ending as CSV."""
-        rows = "".join(f"{question},{ending}\n" for question, ending in enumerate(summaries.argmax(axis=1)))
+        rows = "".join(f"{number},{result['ending']}\n" for number, result in enumerate(answers.list_results()))
         return {SWAG_FILES[split]: f"index,pred\n{rows}"}
 
     # --- Answers ------------------------------------------------------------------------------------------------------
@@ -157,18 +157,40 @@ class SwagTask(FineTuningTask):
         data = encode_inputs(pairs, None, settings.tokenizer, settings.max_length)
         flags = iter(data.shortened.tolist())
         truncated = [any(list(islice(flags, len(endings)))) for _, endings in examples]
-        return EncodedInputs(data, np.diff(data.ends, prepend=0), truncated, pad_endings)
+        join = partial(join_endings, counts=[len(endings) for _, endings in examples])
+        return EncodedInputs(data, np.diff(data.ends, prepend=0), truncated, pad_endings, join)
 
-    def answer(
-        self, kept: Sequence[np.ndarray], data: Any, examples: Sequence[Continuations], settings: PredictionSettings
-    ) -> list[Result]:
-        """Return the likeliest ending of each example, and its label set."""
-        results, scores = [], iter(np.concatenate(kept))
-        for _, endings in examples:
-            logits = np.fromiter(islice(scores, len(endings)), np.float64)
-            result = {"ending": int(logits.argmax()), "probabilities": softmax(logits).tolist()}
-            results.append(add_label_set(result, dict(enumerate(result["probabilities"])), settings.set_limit))
+
+@dataclass(frozen=True, eq=False)
+class EndingAnswers(Answers):
+    """The likeliest of several endings."""
+
+    key = "ending"
+    logits: Sequence[np.ndarray]  # (C,) for each of the S contexts
+    labels: np.ndarray | None  # (S,) the right endings
+    set_limit: float | None  # as in `PredictionSettings`
+
+    @cached_property
+    def rows(self) -> pa.Table:
+        return SINGLE_LABEL.decode(np.stack(self.logits), CHOICES, self.labels).rows
+
+    def list_results(self) -> list[Result]:
+        results: list[Result] = []
+        for logits in self.logits:
+            probabilities = softmax(check_finite(logits).astype(np.float64)).tolist()
+            result = {"ending": int(logits.argmax()), "probabilities": probabilities}
+            results.append(add_label_set(result, dict(enumerate(probabilities)), self.set_limit))
         return results
+
+    @staticmethod
+    def describe(result: Result) -> str:
+        best = result["ending"]
+        return f"ending {best + 1}  ({result['probabilities'][best]:.1%}){describe_set(result)}"
+
+
+def join_endings(logits: Sequence[np.ndarray], counts: Sequence[int]) -> list[np.ndarray]:
+    """Return the logits (C,) of each context from those (1,) of each ending."""
+    return np.split(np.concatenate(logits), np.cumsum(counts)[:-1])
 
 
 def pad_endings(items: Sequence[dict[str, Any]]) -> dict[str, "Tensor"]:

@@ -17,10 +17,10 @@ import pyarrow as pa
 
 from bertkit.data.sequences import EncodedInputs
 from bertkit.errors import UsageError
-from bertkit.metrics.calibration import scale_logits
 from bertkit.metrics.rows import WeightedScore, take_values
 from bertkit.reports.tables import ScoreLine, find_row
 from bertkit.system.progress import Report, ignore
+from bertkit.tasks.answers import Answers, Decisions
 from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.option import Options, check_range
 from bertkit.tasks.schema import Schema
@@ -45,8 +45,6 @@ BERT_TRAIN = {  # `[train]` of the paper in pre-training (A.2) and fine-tuning (
 }
 TUNE = "tune"  # the split that decides, where there is one
 CHOSEN_ON_DEV = "chosen_on_dev"  # in metrics.json: choices made on the scored data
-
-Result = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -73,6 +71,13 @@ class PredictionSettings:
         from bertkit.model.onnx import OnnxModel
 
         return self.model.head if isinstance(self.model, OnnxModel) else type(self.model).__name__
+
+    @property
+    def decided(self) -> Decisions:
+        """Return the values that other data have decided."""
+        config = self.model.config
+        values = {"tau": config.tau, "thresholds": config.thresholds, "set_limit": self.set_limit}
+        return {name: value for name, value in values.items() if value is not None}
 
     @cached_property
     def labels(self) -> list[str]:
@@ -111,7 +116,6 @@ class Task:
         is_combinable: Whether the answers of several runs can be combined (`bertkit.inference.ensemble`).
         evaluation_options: Arguments of the head's `forward` in evaluation.
         is_classifier: Whether it predicts classes or several labels of a whole input, so that `calibrate` applies.
-        pipeline: The name of transformers' pipeline for the same results; empty if there is none.
         baselines: The names of the baselines that `bertkit.training.baselines` fits.
         row_files: Files among the predictions with a row, a line or a block for each example of dev; one is written.
     """
@@ -141,7 +145,6 @@ class Task:
     is_combinable = False
     evaluation_options: Mapping[str, Any] = {}
     is_classifier = False
-    pipeline = ""
     baselines: tuple[str, ...] = ()
     row_files: tuple[str, ...] = ()
 
@@ -212,21 +215,21 @@ class Task:
 
     # --- Scores -------------------------------------------------------------------------------------------------------
 
-    def summarize(self, outputs: Any, batch: Mapping[str, "Tensor"]) -> "Tensor":
-        """Return the values (B, ...) that `tabulate_predictions` needs of each sequence."""
-        raise NotImplementedError
-
-    def tabulate_predictions(
-        self, summaries: np.ndarray, data: Any, decided: Mapping[str, Any] | None = None
-    ) -> pa.Table:
-        """Return the right and predicted answers of a split, and the numbers that its scores are made of.
-
-        The columns are those of the prediction table without what `tabulate_examples` returns.
+    def summarize(self, outputs: Any, batch: Mapping[str, "Tensor"], settings: PredictionSettings | None = None) -> Any:
+        """Return the values (B, ...) that `decode` needs of each sequence.
 
         Args:
-            summaries: (S, ...) of a split in order.
-            data: Its data set.
-            decided: Values that other data have decided, such as tau and thresholds; None: these data decide.
+            settings: Those of a prediction, whose results may show more than scores need.
+        """
+        raise NotImplementedError
+
+    def decode(self, summaries: Any, data: Any, decided: Decisions | None = None) -> Answers:
+        """Return the answers to a split's examples, or to inputs.
+
+        Args:
+            summaries: (S, ...) of the sequences in order.
+            data: Their data set.
+            decided: Values that other data have decided; None: these data decide.
         """
         raise NotImplementedError
 
@@ -238,13 +241,8 @@ class Task:
         """Return the baseline scores by name."""
         return {}
 
-    def format_predictions(
-        self, summaries: np.ndarray, data: Any, split: str, decided: Mapping[str, Any] | None = None
-    ) -> dict[str, str]:
-        """Return the files of a split's predictions: name below `predictions/` -> text.
-
-        `decided` is that of `tabulate_predictions`.
-        """
+    def format_predictions(self, answers: Answers, data: Any, split: str) -> dict[str, str]:
+        """Return the files of the answers to a split: name below `predictions/` -> text."""
         return {}
 
     def comment(self, metrics: Mapping[str, Any]) -> list[str]:
@@ -268,23 +266,10 @@ class Task:
         """Return the sequences of the examples."""
         raise NotImplementedError
 
-    def extract(self, outputs: Any, batch: Mapping[str, "Tensor"], settings: PredictionSettings) -> Sequence[Any]:
-        """Return the values that `answer` needs of each sequence of the batch."""
-        summaries = check_finite(self.summarize(outputs, batch).cpu().numpy())
-        return scale_logits(summaries, settings.model.config.temperature)
 
-    def answer(
-        self, kept: Sequence[Any], data: Any, examples: Sequence[Any], settings: PredictionSettings
-    ) -> list[Result]:
-        """Return the result of each example, from the values that `extract` returned for each sequence."""
-        raise NotImplementedError
-
-
-def score_summaries(
-    task: Task, summaries: np.ndarray, data: Any, decided: Mapping[str, Any] | None = None
-) -> dict[str, float]:
-    """Return the values of a split's scores; arguments are those of `Task.tabulate_predictions`."""
-    return take_values(task.score(task.tabulate_predictions(summaries, data, decided)))
+def score_summaries(task: Task, summaries: Any, data: Any, decided: Decisions | None = None) -> dict[str, float]:
+    """Return the values of a split's scores; arguments are those of `Task.decode`."""
+    return take_values(task.score(task.decode(summaries, data, decided).rows))
 
 
 def refuse_tuning(recipe: Any, what: str) -> None:

@@ -8,6 +8,7 @@ numbers (`bertkit.tasks.kinds`), and GLUE's table and files (`bertkit.tasks.glue
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,8 +31,8 @@ from bertkit.data.labels import (
     iterate_keys,
     read_labelled,
 )
-from bertkit.data.long_texts import POOLED, encode_long, pool_windows
-from bertkit.data.sequences import EncodedInputs, Groups, Items, Sequences, report_cut
+from bertkit.data.long_texts import POOLED, encode_long, join_windows
+from bertkit.data.sequences import EncodedInputs, Groups, Items, Sequences, report_cut, stack_summaries
 from bertkit.data.splits import (
     MOST_SHOWN,
     UNLABELLED,
@@ -46,6 +47,7 @@ from bertkit.metrics.rows import WeightedScore
 from bertkit.reports.tables import ScoreLine, show_number
 from bertkit.system.files import take_fingerprint
 from bertkit.system.progress import Report, ignore
+from bertkit.tasks.answers import Answers, Decisions, PairAnswers, judge_pairs
 from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.finetuning import (
     ANOTHER_SEED,
@@ -54,11 +56,11 @@ from bertkit.tasks.finetuning import (
     add_test_rows,
     name_baselines,
 )
+from bertkit.tasks.inputs import describe_texts, read_texts
 from bertkit.tasks.kinds import LABEL_KINDS, ONE_NUMBER, SEVERAL_LABELS, SINGLE_LABEL, find_kind, find_trained_kind
 from bertkit.tasks.option import CLASSIFY_OPTIONS, TEXT_OPTIONS, list_defaults
-from bertkit.tasks.result import describe_texts, flatten_result, judge_pair, read_texts
 from bertkit.tasks.schema import PROBABILITY, Schema, make_object
-from bertkit.tasks.task import PredictionSettings, Result, score_summaries
+from bertkit.tasks.task import PredictionSettings, check_finite, score_summaries
 
 if TYPE_CHECKING:
     from bertkit.model.config import BertConfig
@@ -133,7 +135,6 @@ class TextTask(FineTuningTask):
     options = CLASSIFY_OPTIONS
     metric = "score"
     is_classifier = True  # regression is refused when the data are read
-    pipeline = "text-classification"
     baselines = ("tfidf", "frozen")
     row_files: tuple[str, ...] = ("dev.csv",)
     next_commands: tuple[str, ...] = (
@@ -252,12 +253,9 @@ class TextTask(FineTuningTask):
 
     # --- Scores and files ---------------------------------------------------------------------------------------------
 
-    def tabulate_predictions(
-        self, summaries: np.ndarray, data: TextSequences, decided: Mapping[str, Any] | None = None
-    ) -> pa.Table:
-        """Return labels, predictions and probabilities; several labels at tuned thresholds."""
-        thresholds = (decided or {}).get("thresholds")
-        return LABEL_KINDS[data.space.kind].tabulate_logits(summaries, data.labels, data.space.names, thresholds)
+    def decode(self, summaries: np.ndarray, data: TextSequences, decided: Decisions | None = None) -> Answers:
+        """Return the class, the labels or the number of each text."""
+        return LABEL_KINDS[data.space.kind].decode(summaries, data.space.names, data.labels, decided)
 
     def score(self, rows: pa.Table) -> dict[str, WeightedScore | float]:
         """Return the scores of the kind of problem as fractions."""
@@ -272,12 +270,9 @@ class TextTask(FineTuningTask):
         scores = score_summaries(self, np.tile(constant, (len(dev), 1)), dev, thresholds)
         return {row.key: scores[row.key] for row in self.table if row.baselines and row.key in scores}
 
-    def format_predictions(
-        self, summaries: np.ndarray, data: TextSequences, split: str, decided: Mapping[str, Any] | None = None
-    ) -> dict[str, str]:
+    def format_predictions(self, answers: Answers, data: TextSequences, split: str) -> dict[str, str]:
         """Return a split's rows with the predicted label and probabilities as CSV."""
-        results = LABEL_KINDS[data.space.kind].decide(summaries, data.space.names, (decided or {}).get("thresholds"))
-        return {f"{name_split(split)}.csv": write_beside(data.rows, list(map(flatten_result, results)))}
+        return {f"{name_split(split)}.csv": write_beside(data.rows, list(map(answers.flatten, answers.list_results())))}
 
     # --- Answers ------------------------------------------------------------------------------------------------------
 
@@ -295,18 +290,15 @@ class TextTask(FineTuningTask):
         """Return the sequences of texts and pairs, or of all their windows."""
         lengths = {**list_defaults(TEXT_OPTIONS), **settings.lengths, "max_length": settings.max_length}
         data = encode_long(examples, None, settings.tokenizer, **{name: lengths[name] for name in TEXT_OPTIONS})
+        join = stack_summaries
         if isinstance(data, Groups):
+            join = partial(join_windows, counts=data.sequences.counts, pooling=lengths["long"])
             data = data.sequences
-        return EncodedInputs(data, np.diff(data.ends, prepend=0), data.shortened)
-
-    def answer(
-        self, kept: Sequence[np.ndarray], data: Any, examples: Any, settings: PredictionSettings
-    ) -> list[Result]:
-        """Return the class of each example or its several labels, with a label set if asked for, or its scores."""
-        config, logits = settings.model.config, np.stack(kept)
-        if (long := settings.lengths.get("long")) in POOLED:
-            logits = pool_windows(logits, data.counts, long)
-        return find_trained_kind(config).decide(logits, settings.labels, config.thresholds, settings.set_limit)
+        space = LabelSpace(
+            find_trained_kind(settings.model.config).problem_type, tuple(settings.labels), (), AS_TRAINED
+        )
+        sizes = np.diff(data.ends, prepend=0)
+        return EncodedInputs(TextSequences(data, space), sizes, data.shortened, join=join)
 
 
 class NextSentenceTask(TextTask):
@@ -314,18 +306,15 @@ class NextSentenceTask(TextTask):
 
     head = "BertForNextSentencePrediction"
     solves_head = False
-    pipeline = ""
     pairs = True
 
     def schema(self, settings: PredictionSettings) -> tuple[Schema, Schema]:
         """Return the schemas of two sentences and of a probability."""
         return describe_texts(SAMPLE_PAIR, settings), make_object({"next_sentence": PROBABILITY})
 
-    def answer(
-        self, kept: Sequence[np.ndarray], data: Any, examples: Any, settings: PredictionSettings
-    ) -> list[Result]:
+    def decode(self, summaries: np.ndarray, data: TextSequences, decided: Decisions | None = None) -> Answers:
         """Return whether the second text of each example follows the first."""
-        return [{"next_sentence": judge_pair(row)} for row in kept]
+        return PairAnswers(judge_pairs(check_finite(summaries)))
 
 
 def read_scored(

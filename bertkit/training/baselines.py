@@ -39,7 +39,7 @@ WORDS_STRENGTH = 10.0
 class Baseline:
     """The answers of a baseline."""
 
-    summaries: np.ndarray  # (S, ...) of dev, as `Task.tabulate_predictions` takes them
+    summaries: np.ndarray  # (S, ...) of dev, as `Task.decode` takes them
     numbers: np.ndarray  # (R,) the rows of dev that have an answer
     fitted: int  # the number of training rows
 
@@ -143,9 +143,8 @@ def score_baselines(task: Task, baselines: Mapping[str, Baseline], data: Any, ro
         # Thresholds are tuned on a whole dev, as those of the model.
         is_whole = len(baseline.numbers) == len(baseline.summaries)
         decided = None if is_whole else {"thresholds": [FIXED_THRESHOLD] * baseline.summaries.shape[1]}
-        measured = task.score(
-            task.tabulate_predictions(baseline.summaries, data, decided).take(pa.array(baseline.numbers))
-        )
+        answers = task.decode(baseline.summaries, data, decided)
+        measured = task.score(answers.rows.take(pa.array(baseline.numbers)))
         values, scores[name] = take_values(measured), measured[task.metric]
         shown = [row.key for row in task.table if f"{name}_{row.key}" in row.baselines.values() and row.key in values]
         found |= {f"{name}_{key}": values[key] for key in shown} | {f"{name}_score": values[task.metric]}

@@ -58,7 +58,7 @@ def join_rows(rows: pa.Table, examples: ExampleRows | None, tokenizer: Any, **fa
     An input column that has the name of another column is called NAME_input, or a longer name if this is taken, too.
 
     Args:
-        rows: As `Task.tabulate_predictions` returns them.
+        rows: As `bertkit.tasks.answers.Answers` has them.
         examples: As `Task.tabulate_examples` returns them; None: the number of a sequence is its key.
         facts: The names of the task and of the split.
     """

@@ -57,8 +57,8 @@ def score_splits(
         given = predict(data)
         if is_first := found.decided is None:
             found.temperature, found.conformity = calibrate(task, recipe, given, data, split)
-        summaries = scale_logits(given, found.temperature)
-        rows = task.tabulate_predictions(summaries, data, found.decided)
+        answers = task.decode(scale_logits(given, found.temperature), data, found.decided)
+        rows = answers.rows
         if split == TUNE:
             found.tuned = take_values(task.score(rows))
             found.metrics["tune_score"] = found.tuned[task.metric]
@@ -68,7 +68,7 @@ def score_splits(
                 found.decided["temperature"] = found.temperature
         if split == TUNE:
             continue
-        found.files |= task.format_predictions(summaries, data, split, found.decided)
+        found.files |= task.format_predictions(answers, data, split)
         examples = task.tabulate_examples(prepared.examples[split])
         rows = join_rows(rows, examples, prepared.tokenizer, task=task.name, split=split)
         if pattern := task.splits.get(split):

@@ -91,8 +91,7 @@ def keep_better(
     starts, splits = read_start(output), list_scored(task, prepared)
     data = prepared.data[splits[0]]
     both = [
-        task.score(task.tabulate_predictions(summaries, data))[task.metric]
-        for summaries in (starts[splits[0]], predict(data))
+        task.score(task.decode(summaries, data).rows)[task.metric] for summaries in (starts[splits[0]], predict(data))
     ]
     before, after = (take_values({"score": score})["score"] for score in both)
     gain = compare_methods(both[:1], both[1:], task.tabulate_examples(prepared.examples[splits[0]]).groups)

@@ -287,7 +287,7 @@ def test_hostile_words_stay_words(root, tmp_path, whole):
     shutil.copytree(root / "mrpc", folder)
     save_recipe(read_recipe(folder / "recipe.toml") | {"checkpoint": HOSTILE}, folder / "recipe.toml")
     names = [f"{HOSTILE} {number}" for number in range(3)]
-    rows = SINGLE_LABEL.tabulate_logits(np.eye(3)[[0, 1, 1]], np.array([0, 1, 2]), names)
+    rows = SINGLE_LABEL.decode(np.eye(3)[[0, 1, 1]], names, np.array([0, 1, 2])).rows
     texts = ExampleRows({HOSTILE: [HOSTILE] * 3}, names, rows["label"].to_pylist(), (), (1, 2, 3))
     table = join_rows(rows, texts, load_tokenizer(str(folder)))
     (folder / "predictions" / "dev.parquet").write_bytes(pack_table(table))

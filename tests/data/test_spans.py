@@ -15,7 +15,7 @@ from bertkit.data.spans import (
     Question,
     Span,
     cut_windows,
-    decode,
+    decode_windows,
     divide_context,
     express,
     is_placed,
@@ -362,7 +362,7 @@ def test_decoding_is_that_of_the_reference_code(tokenizer, texts, sizes, longest
     width = max(len(item["input_ids"]) for item in data) + padding
     starts, ends = draw_scores(seed, (len(data), width))
     kept = keep_top(starts, ends).numpy()
-    answers = decode(kept, data)
+    answers = decode_windows(kept, data)
     assert len(answers) == len(questions)
     for index, (question, answer) in enumerate(zip(questions, answers, strict=True)):
         rows = [scores[torch.from_numpy(data.owners == index)].tolist() for scores in (starts, ends)]
@@ -371,7 +371,7 @@ def test_decoding_is_that_of_the_reference_code(tokenizer, texts, sizes, longest
         assert all(question.context[span.first : span.last] == span.text for span in answer.spans)
         assert answer.null == null
     with mock.patch.object(spans, "WINDOWS_A_CHUNK", chunk):
-        assert decode(kept, data) == answers
+        assert decode_windows(kept, data) == answers
 
 
 def test_positions_stay_exact_where_scores_are_coarse():

@@ -25,7 +25,7 @@ def score(
 ) -> dict[str, float]:
     """Return the scores of a prediction table without the errors of probabilities."""
     kind = SINGLE_LABEL if labels.ndim == 1 else SEVERAL_LABELS
-    found = take_values(kind.measure(kind.tabulate_logits(logits, labels, names, thresholds)))
+    found = take_values(kind.measure(kind.decode(logits, names, labels, {"thresholds": thresholds}).rows))
     return {name: value for name, value in found.items() if name not in ("ece", "brier")}
 
 

@@ -147,7 +147,7 @@ def test_a_model_that_has_diverged_is_refused(case):
     for name in [name for name in outputs if name.endswith("logits")]:
         outputs[name] = torch.full_like(outputs[name], torch.nan)
     with pytest.raises(UsageError, match="training has diverged"):
-        task.tabulate_predictions(task.summarize(outputs, batch).numpy(), dev)
+        task.decode(task.summarize(outputs, batch).numpy(), dev).rows.validate()
 
 
 @LEARNED
@@ -271,7 +271,7 @@ def test_a_table_of_another_program_has_the_keys_of_a_run(case, tmp_path):
     """It has the texts, the right answers and the predictions as CSV, in another order."""
     task, _, examples, tokenizer, data, model, _ = case
     split = next(iter(task.splits))
-    rows = task.tabulate_predictions(answer(task, model, data[split]), data[split])
+    rows = task.decode(answer(task, model, data[split]), data[split]).rows
     ours = join_rows(rows, task.tabulate_examples(examples[split]), tokenizer)
     texts = read_facts(ours)["texts"]
     theirs = ours.select([*texts, LABEL, PREDICTION]).to_pandas().sample(frac=1, random_state=0)
@@ -311,7 +311,8 @@ def test_predictions_are_texts_in_files_of_their_own(case):
     task, _, _, _, data, model, _ = case
     names = []
     for split in data.keys() & {*task.splits, *task.unlabelled}:
-        files = task.format_predictions(answer(task, model, data[split]), data[split], split)
+        answers = task.decode(answer(task, model, data[split]), data[split])
+        files = task.format_predictions(answers, data[split], split)
         assert split not in task.unlabelled or files
         assert all(text.endswith("\n") for text in files.values())
         names += files

@@ -9,10 +9,9 @@ import torch
 import transformers
 
 from bertkit.data.tokenizer import load_tokenizer
-from bertkit.inference.predictor import Predictor
+from bertkit.inference.predictor import Predictor, flatten_result
 from bertkit.model.checkpoint import load_model
 from bertkit.model.heads import BertForSequenceClassification
-from bertkit.tasks.result import flatten_result
 from bertkit.tasks.text import CLASSIFICATION
 from bertkit.training.prepare import prepare
 from bertkit.training.recipe import Recipe
@@ -142,6 +141,6 @@ def test_a_model_without_its_recipe_keeps_its_windows(finish, tmp_path):
     assert inputs.lengths.tolist() == [128, 76]
     (result,) = predictor([text])
     assert "cut" not in result
-    assert inputs.data.counts.tolist() == [2]
+    assert inputs.data.sequences.counts.tolist() == [2]
     again, _ = load_model(BertForSequenceClassification, str(copy), {})
     assert again.config.window_pooling is None, "a further run decides for itself"

@@ -12,13 +12,12 @@ from bertkit import BertFeaturesForTokenClassification, BertForTokenClassificati
 from bertkit.data.sequences import pad
 from bertkit.data.tagging import ABSENT, IGNORED, Sentence, TaggedText, encode_words
 from bertkit.data.tokenizer import load_tokenizer
-from bertkit.inference.evaluate import summarize
 from bertkit.inference.predictor import Predictor
 from bertkit.reports.tables import find_row
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import ner
 from bertkit.tasks.ner import ENTITY_SCORES, NER, describe_words
-from bertkit.tasks.prediction import add_indices
+from bertkit.tasks.prediction import add_indices, summarize_split
 from bertkit.tasks.task import score_summaries
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
@@ -142,11 +141,12 @@ def test_a_span_that_is_not_whole_words_is_missed_in_every_score(tmp_path, start
     kept = keep(data, [["B-X", "B-X", "O"]])
     expected = {"precision": 1 / 2, "recall": 1 / 3, "f1": 2 / 5, "strict_f1": 2 / 5}
     assert score_summaries(NER, kept, data) == pytest.approx(expected)
-    rows = NER.tabulate_predictions(kept, data)
+    answers = NER.decode(kept, data)
+    rows = answers.rows
     assert rows.column("prediction_spans").to_pylist() == [["goodso: X", "bad: X"]]
     assert rows.column("label_spans").to_pylist() == [["good: X", "so: Y", "bad: X"]], "as they were given"
     assert NER.tabulate_examples(examples["dev"]).classes == ["X", "Y", "X"]
-    assert list(NER.format_predictions(kept, data, "dev")) == ["dev.jsonl"], "conlleval's form has whole words only"
+    assert list(NER.format_predictions(answers, data, "dev")) == ["dev.jsonl"], "conlleval's form has whole words only"
 
 
 def test_a_window_is_computed_once_and_all_of_its_sentences_are_read(folder, start):
@@ -166,7 +166,7 @@ def test_a_window_is_computed_once_and_all_of_its_sentences_are_read(folder, sta
             with torch.no_grad():
                 parts.append(model(**add_indices(batch, type(model))).logits[batch["labels"] != IGNORED])
         logits += [torch.cat(parts[:-1]), parts[-1]]
-        tags.append(ner.decide(summarize(NER, model, data), data))
+        tags.append(NER.decode(summarize_split(NER, model, data), data).tags)
     for found in logits[1:]:
         torch.testing.assert_close(found, logits[0], rtol=1e-4, atol=1e-5)
     assert tags[0] == tags[1]
@@ -187,7 +187,7 @@ def test_the_windows_of_a_long_text_are_predicted_once(tmp_path, folder, start):
     assert len(apart) == 6
     (result,) = predictor([given])
     assert "cut" not in result
-    assert result["tags"] == ner.decide(summarize(NER, predictor.settings.model, apart), apart)[0]
+    assert result["tags"] == NER.decode(summarize_split(NER, predictor.settings.model, apart), apart).tags[0]
 
 
 def test_never_tagging_is_what_a_model_has_to_beat():
@@ -210,7 +210,7 @@ def test_predictions_are_in_the_form_and_the_scheme_of_the_file(tmp_path, start,
     (tmp_path / "train.txt").write_text("good B-X\nbad I-X\n", encoding="utf-8")
     (tmp_path / "dev.txt").write_text(dev, encoding="utf-8")
     data = encode(load(tmp_path)[0]["dev"], start)
-    assert NER.format_predictions(keep(data, tags), data, "dev") == {"dev.conll": written}
+    assert NER.format_predictions(NER.decode(keep(data, tags), data), data, "dev") == {"dev.conll": written}
 
 
 # --- Documents in order
@@ -275,7 +275,7 @@ def test_a_bilstm_learns_from_features_and_reads_text_by_itself(tmp_path, folder
         kept = NER.summarize(model(**batch), batch).numpy()
     assert score_summaries(NER, kept, data)["f1"] == pytest.approx(metrics["f1"])
     written = (tmp_path / "run" / "predictions" / "dev.conll").read_text()
-    assert NER.format_predictions(kept, data, "dev")["dev.conll"] == written
+    assert NER.format_predictions(NER.decode(kept, data), data, "dev")["dev.conll"] == written
 
 
 def test_half_features_are_close(tmp_path, folder, start):

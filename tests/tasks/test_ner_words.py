@@ -179,7 +179,8 @@ def test_a_table_has_the_sequences_and_labels_of_a_treebank(start, tmp_path):
         prints.append({split: one.fingerprint() for split, one in data.items()})
     assert prints[0] == prints[1]
     assert NER.tabulate_examples(examples["dev"]).used == ("tokens", "upos")
-    files = NER.format_predictions(fill_summaries(data["dev"], 2), data["dev"], "dev")
+    answers = NER.decode(fill_summaries(data["dev"], 2), data["dev"])
+    files = NER.format_predictions(answers, data["dev"], "dev")
     row = json.loads(files["dev.jsonl"].splitlines()[0])
     assert (list(row), row["predicted"]) == (["tokens", "upos", "n", "predicted"], ["NOUN"] * 7)
     more = write_table(tmp_path / "more.jsonl", [row | {"ner_tags": ["B-X"] * 7}] * 2)
@@ -201,9 +202,8 @@ def test_scores_are_those_of_all_words(start, tmp_path):
     assert "words have no token and are predicted as ADJ" in lines[0]
     assert "have a tag that is not in training data (X)" in lines[0]
     words = data.locate_all()[2]
-    rows = NER.tabulate_predictions(
-        fill_summaries(data, np.random.default_rng(0).integers(0, len(CLASSES), len(words))), data
-    )
+    drawn = np.random.default_rng(0).integers(0, len(CLASSES), len(words))
+    rows = NER.decode(fill_summaries(data, drawn), data).rows
     gold, found = (rows.column(name).to_pylist() for name in ("label", "prediction"))
     measured, flat_gold = NER.score(rows), [tag for tags in gold for tag in tags]
 

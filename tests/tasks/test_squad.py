@@ -1,7 +1,6 @@
 """SQuAD as a task: files, tau, the official formats, training on another file first."""
 
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -120,8 +119,7 @@ def test_a_predicted_answer_scores_above_tau_too(start, tau, answer):
     """S.C + E.C is 20, and the sum of every span 0: the first one is the best."""
     question = Question("a", "word1 ?", "word1 word2 .", (), ())
     data = encode_questions([question], load_tokenizer(start), max_length=40, max_query_length=8)
-    settings = SimpleNamespace(model=SimpleNamespace(config=SimpleNamespace(tau=tau)))
-    (result,) = SQUAD["squad2"].answer(make_kept(data, [(0, 0)]), data, [question], settings)
+    (result,) = SQUAD["squad2"].decode(make_kept(data, [(0, 0)]), data, {"tau": tau}).list_results()
     assert result["answer"] == answer
 
 
@@ -255,7 +253,7 @@ def test_predictions_belong_to_their_questions_however_training_is_ordered(tmp_p
     with torch.no_grad():
         kept = np.concatenate([task.summarize(model(**batch), batch).numpy() for batch in batches])
     written = json.loads((tmp_path / "run" / "predictions" / "predictions.json").read_text())
-    assert written == json.loads(task.format_predictions(kept, data, "dev")["predictions.json"])
+    assert written == json.loads(task.format_predictions(task.decode(kept, data), data, "dev")["predictions.json"])
     assert len(set(written.values())) > 5
     assert metrics["f1"] == score_summaries(task, kept, data)["f1"]
 

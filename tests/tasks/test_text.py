@@ -365,7 +365,7 @@ def test_a_score_that_may_be_below_its_baseline_is_no_warning():
 def test_thresholds_in_the_order_of_the_labels_decide_other_data(reviews):
     data = make_data([[1, 0], [1, 1], [0, 0], [0, 1]], reviews, label=["tags"])
     logits = np.array([[-1.0, 3.0], [-1.5, 4.0], [-3.0, 3.0], [-3.0, 4.0]])
-    rows = CLASSIFICATION.tabulate_predictions(logits, data)
+    rows = CLASSIFICATION.decode(logits, data).rows
     scores = take_values(CLASSIFICATION.score(rows))
     assert scores["macro_f1"] == 1
     assert scores["fixed_macro_f1"] < 1
@@ -524,9 +524,9 @@ def test_a_threshold_between_very_likely_labels_divides_predictions_too(reviews)
     """In fp32 both probabilities of a label are 1."""
     logits = np.array([[20.0, -1.0], [21.0, 1.0]], np.float32)
     data = make_data([[0, 0], [1, 1]], reviews, label=["tags"])
-    rows = CLASSIFICATION.tabulate_predictions(logits, data)
+    rows = CLASSIFICATION.decode(logits, data).rows
     assert take_values(CLASSIFICATION.score(rows))["exact_match"] == 1
-    results = SEVERAL_LABELS.decide(logits, ["dear", "slow"], find_decided(rows)["thresholds"])
+    results = SEVERAL_LABELS.decode(logits, ["dear", "slow"], decided=find_decided(rows)).list_results()
     assert [result["labels"] for result in results] == [[], ["dear", "slow"]]
 
 

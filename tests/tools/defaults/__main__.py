@@ -114,7 +114,7 @@ def answer_dev(data: str, way: str, place: Path, model: str, seed: int, output: 
         summaries = FITTERS[way](task, recipe, prepared, "dev").summaries
     else:
         summaries = ask_other(way, prepared, place, model, output)
-    rows = task.tabulate_predictions(summaries, prepared.data["dev"])
+    rows = task.decode(summaries, prepared.data["dev"]).rows
     rows = join_rows(
         rows, task.tabulate_examples(prepared.examples["dev"]), prepared.tokenizer, task=task.name, split="dev"
     )

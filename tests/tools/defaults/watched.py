@@ -38,9 +38,7 @@ def keep_all(
     (output / PREDICTIONS).mkdir(exist_ok=True)
     for name, summaries in answers.items():
         examples = task.tabulate_examples(prepared.examples["dev"])
-        rows = join_rows(
-            task.tabulate_predictions(summaries, data), examples, prepared.tokenizer, task=task.name, split="dev"
-        )
+        rows = join_rows(task.decode(summaries, data).rows, examples, prepared.tokenizer, task=task.name, split="dev")
         (output / PREDICTIONS / f"dev-{name}{TABLE_SUFFIX}").write_bytes(pack_table(rows))
     return start.keep_better(task, trainer, prepared, output, predict)
 
