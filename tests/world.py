@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import statistics
+from dataclasses import replace
 from functools import partial
 from html.parser import HTMLParser
 
@@ -20,7 +21,7 @@ from bertkit.model.config import BertConfig
 from bertkit.tasks import TASKS
 from bertkit.tasks.glue import GLUE
 from bertkit.tasks.squad import SQUAD, VERSIONS
-from bertkit.training.recipe import Recipe
+from bertkit.training.recipe import TABLES, Recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import read_log
 from tests.conftest import change_task, draft
@@ -71,6 +72,17 @@ def make_recipe(text):
             "save_steps": 3,
         },
     }
+
+
+def vary(recipe, **changes):
+    """Make another recipe, in which a person gives other values too, as `train={"seed": 43}`."""
+    return Recipe.make(TASKS[recipe.task], recipe.given, changes)
+
+
+def replace_values(recipe, **changes):
+    """Return the recipe with other values, which are not checked and which nobody gave."""
+    tables = {name: {**getattr(recipe, name), **changes[name]} for name in TABLES if name in changes}
+    return replace(recipe, **changes | tables)
 
 
 def read_losses(output):

@@ -116,9 +116,10 @@ def open_scored(run: str, predictor: Predictor) -> ScoredModel:
     """Return a run, an export or a Hub model with its task and recipe; `predictor` has its model."""
     path = find_file(run, RECIPE_FILE)
     recipe = None if path is None else load_recipe(path)
+    changes: dict[str, Any] = {UNLABELLED: DROP}  # rows without a label are left out, whatever training did
     tables = Path(run, DATA)
     if recipe and tables.is_dir() and Path(recipe.data.get("dir", "")).name == DATA:
-        recipe = recipe.override(data={"dir": str(tables)})  # a relative path is lost with the working directory
+        changes["dir"] = str(tables)  # a relative path is lost with the working directory
     config = predictor.settings.model.config
     head = predictor.settings.head.replace("BiLSTM", "")
     others = (task for task in TASKS.values() if not task.lower_is_better)
@@ -135,7 +136,7 @@ def open_scored(run: str, predictor: Predictor) -> ScoredModel:
     if recipe is None:
         columns = {"text": predictor.trained} if predictor.trained else {}
         recipe = Recipe.make(task, {"checkpoint": run, "data": columns}, config=config)
-    recipe = recipe.override(data={UNLABELLED: DROP})  # rows without a label are left out, whatever training did
+    recipe = replace(recipe, data={**recipe.data, **changes})
     decided = {name: value for name in ("tau", "thresholds") if (value := getattr(config, name)) is not None}
     if config.problem_type and LABEL_KINDS[config.problem_type].has_several:
         decided.setdefault("thresholds", [FIXED_THRESHOLD] * config.num_labels)
@@ -190,7 +191,7 @@ def evaluate(
     if given is None:
         examples = read_own(scored, report)
     else:
-        scored = replace(scored, recipe=scored.recipe.override(data={"dir": given} | columns))
+        scored = replace(scored, recipe=replace(scored.recipe, data={**scored.recipe.data, "dir": given, **columns}))
         examples = task.load(scored.recipe.data, report, scored.settings.model.config)
     if not examples:
         step = ", or name their column with --label" if "label" in task.options else ""

@@ -289,7 +289,9 @@ class Dev:
 def load_dev(scored: ScoredModel, folder: str | None = None) -> Dev:
     """Return the rows of a run's dev split, or of that in another folder."""
     if folder:
-        scored = replace(scored, recipe=scored.recipe.override(data={"dir": folder, "held_back": 0}))
+        scored = replace(
+            scored, recipe=replace(scored.recipe, data={**scored.recipe.data, "dir": folder, "held_back": 0})
+        )
     dev = read_own(scored, ignore)[next(iter(scored.task.splits))]
     data = scored.task.encode(dev, scored.settings.tokenizer, scored.recipe, "dev")
     return Dev(scored, data, scored.task.tabulate_examples(dev).groups)

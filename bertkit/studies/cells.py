@@ -20,8 +20,8 @@ from bertkit.system.progress import Report, describe_duration
 from bertkit.tasks import TASKS
 from bertkit.tasks.option import reads_own_data
 from bertkit.training import costs
-from bertkit.training.recipe import Recipe, RecipePart, merge
-from bertkit.training.resolve import apply_preset
+from bertkit.training.facts import describe_rows
+from bertkit.training.recipe import Recipe, RecipePart, merge, resolve
 from bertkit.training.run_dir import FIRST
 
 TEXT_FOLDER = "text"  # holds the corpus, below data_root
@@ -219,18 +219,20 @@ def describe_time(study: Study, output: Path, report: Report) -> list[str]:
         recipes = [(origin.directory, origin.recipe) for origin in origins]
         for directory, cell in cells.items():
             start = {"checkpoint": str(left[cell.origin])} if cell.origin else {}
-            recipes += [(directory, cell.recipe.override(**start))] * len(cell.runs)
+            recipes += [(directory, replace(cell.recipe, **start))] * len(cell.runs)
         earlier = [(f"{directory}/{FIRST}", TASKS[recipe.task].pretrain_on(recipe)) for directory, recipe in recipes]
         for directory, recipe in [*recipes, *((directory, recipe) for directory, recipe in earlier if recipe)]:
-            same = recipe.override(batch_size=0, train=dict.fromkeys(WITHOUT_COST), data={"fold": 0})
-            if (name := json.dumps(same.to_dict())) not in known:
+            same = merge(
+                recipe.to_dict(), {"batch_size": 0, "data": {"fold": 0}, "train": dict.fromkeys(WITHOUT_COST, 0)}
+            )
+            if (name := json.dumps(same)) not in known:
                 report(f"measuring some updates of {directory}")
                 with locate_refusal(directory):
                     known[name] = costs.find_costs(recipe, left.get(directory))
             if isinstance(measured := known[name], str):
                 unknown[measured] += 1
             else:
-                settled = apply_preset(recipe, measured.rows)
+                settled = resolve(recipe, describe_rows(recipe, measured.rows))
                 seconds.append(sum(costs.estimate(settled, measured, output)[1:]) + measured.end)
     line = f"{pluralize(len(seconds), 'run')}, one after another: {describe_duration(sum(seconds))} expected here"
     return [line, *(f"{pluralize(number, 'run')}: {reason}" for reason, number in unknown.items())]

@@ -45,7 +45,7 @@ from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.training.arguments import make_arguments
 from bertkit.training.prepare import name_examples
-from bertkit.training.recipe import RecipePart, list_decisive, merge, read_recipe, save_recipe
+from bertkit.training.recipe import RecipePart, identify, merge, read_recipe, save_recipe
 from bertkit.training.run_dir import DATA, ENVIRONMENT, METRICS_FILE, STUDY_RESULT, read_environment
 
 SHOWN_EVERY = 0.1  # seconds
@@ -314,7 +314,7 @@ def list_parts(study: Study) -> RecipePart:
             cells[f"{name}, pretraining"] = row.pretrain | {"step": row.step}
         parts |= {f"{name}: ensemble": row.ensemble} if row.ensemble else {}
         for cell, recipe in cells.items():
-            parts |= {f"{cell}: {key}".lstrip(", "): value for key, value in list_decisive(recipe).items()}
+            parts |= {f"{cell}: {key}".lstrip(", "): value for key, value in identify(recipe).items()}
     return parts
 
 
@@ -324,7 +324,7 @@ def make_jobs(
     """Return the jobs of the pretrainings and those of all other runs, by run directory relative to the study's."""
     first = {one.directory: RunJob(one.recipe, str(output / one.directory), one.steps) for one in pretrainings}
     rest = {
-        directory: RunJob(cell.recipe.override(train={"seed": seed}), str(output / directory))
+        directory: RunJob(replace(cell.recipe, train={**cell.recipe.train, "seed": seed}), str(output / directory))
         for cell in cells
         if not cell.borrowed and not cell.members
         for seed, directory in cell.runs.items()

@@ -39,10 +39,19 @@ from bertkit.tasks.examples import MOST_HELD_BACK
 from bertkit.training import budget, costs
 from bertkit.training.callbacks import Progress
 from bertkit.training.clock import Clock
+from bertkit.training.facts import describe_rows
 from bertkit.training.prepare import Prepared, prepare
 from bertkit.training.processes import join_processes
-from bertkit.training.recipe import Recipe, list_decisive, load_recipe, merge, read_recipe, save_recipe
-from bertkit.training.resolve import apply_preset
+from bertkit.training.recipe import (
+    Recipe,
+    RecipePart,
+    identify,
+    list_settled,
+    load_recipe,
+    read_recipe,
+    resolve,
+    save_recipe,
+)
 from bertkit.training.run import run
 from bertkit.training.run_dir import LOG, RECIPE_FILE, SEARCH, has_begun, read_log
 
@@ -113,8 +122,8 @@ class Search:
             launcher = "torchrun or accelerate launch"
             raise UsageError(f"--search and --budget cannot be combined with {launcher}; leave it out")
         if "preset" not in self.recipe.given:
-            self.recipe = self.recipe.changed(preset="auto")
-        identity = list_decisive(self.recipe.to_dict()) | {"searched": self.searched, "clock": bool(self.clock)}
+            self.recipe = Recipe.make(self.task, self.recipe.given, {"preset": "auto"})
+        identity = identify(self.recipe.to_dict()) | {"searched": self.searched, "clock": bool(self.clock)}
         path = self.folder / RECIPE_FILE
         if path.exists():
             refuse_other(f"{self.folder} belongs to another search", read_recipe(path), identity)
@@ -123,7 +132,8 @@ class Search:
         if has_begun(self.output):  # the last training
             return load_recipe(self.output / RECIPE_FILE), None
         prepared = prepare(self.recipe, self.report)
-        self.recipe = apply_preset(self.recipe, len(prepared.data["train"]), self.report, prepared.pairs)
+        facts = describe_rows(self.recipe, len(prepared.data["train"]), self.report, prepared.pairs)
+        self.recipe = resolve(self.recipe, facts)
         with hold_directory(self.folder):
             save_recipe(identity, path)
             best = self.make_recipe(self.find_best(prepared))
@@ -179,15 +189,15 @@ class Search:
         recipe = self.recipe.to_dict()
         return {axis: reduce(getitem, axis.split("."), recipe) for axis in self.searched}
 
-    def make_recipe(self, params: Mapping[str, Any]) -> Recipe:
-        """Make the recipe with some values."""
-        values = (set_axis(axis, value) for axis, value in params.items())
-        return self.recipe.changed(**merge(*values)).adopt(self.recipe)
+    def make_recipe(self, params: Mapping[str, Any], *others: RecipePart) -> Recipe:
+        """Make the recipe with some values of the axes, and others."""
+        values = [set_axis(axis, value) for axis, value in params.items()]
+        return resolve(Recipe.make(self.task, self.recipe.given, *values, *others), list_settled(self.recipe))
 
     def make_trial(self, params: Mapping[str, Any]) -> Recipe:
         """Make the recipe of a trial."""
-        changes = {"data": {"held_back": HELD_ROWS}, "train": TRIAL_ONLY, "patience": 0}
-        return self.make_recipe(params).override(**changes, calibrate=False, baseline=False)
+        short = {"data": {"held_back": HELD_ROWS}, "train": TRIAL_ONLY, "patience": 0}
+        return self.make_recipe(params, short, {"calibrate": False, "baseline": False})
 
     def open_study(self) -> None:
         """Open the journal and the study in it."""

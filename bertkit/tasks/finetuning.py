@@ -36,7 +36,7 @@ GAIN = "baseline_gain"  # in metrics.json: how far the metric is above that of t
 LOSS_FALLS = "loss_falls"  # in metrics.json: the training loss was still falling at the end
 IS_LEARNED = "is_learned"  # in metrics.json: the training loss has become a small part of that at the start
 SEARCHED = "searched"  # in metrics.json: a search chose the values
-ENOUGH_UPDATES = 300  # fewer are often too few: see `bertkit.training.resolve`
+ENOUGH_UPDATES = 300  # fewer are often too few: see `bertkit.training.facts`
 ANOTHER_SEED = "bertkit {command} --recipe {run}/recipe.toml --set train.seed=43 --output {run}-43  # another seed"
 FROZEN_RATE = 1e-3  # A.3's rates are for a whole encoder, and hardly move the few weights above a frozen one
 SOLVED = "solved_strength"  # in metrics.json: the strength of a head that was solved, as `tasks.frozen.solve` takes it

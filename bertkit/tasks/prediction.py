@@ -94,7 +94,7 @@ def compute(task: Task, model: Any, batch: dict[str, Tensor], precision: str) ->
     """Return a model's outputs for a batch in main memory, and the batch on the model's device."""
     check_types(batch, model.config)
     if isinstance(model, BertHead):  # an export takes no indices
-        batch = add_indices(batch, type(model))
+        batch |= type(model).find_indices(**batch)
     batch = {name: column.to(model.device) for name, column in batch.items()}
     with use_precision(precision, model.device):
         return model(**batch, **task.evaluation_options), batch
@@ -108,37 +108,6 @@ def check_types(batch: Mapping[str, Tensor], config: BertConfig) -> None:
             f"the model has {config.type_vocab_size} token type (type_vocab_size), but pairs, questions and sentence "
             f"pairs for pretraining need {needed}; use single texts, or a model with {needed}"
         )
-
-
-def collate_parts(collate: Callable[[list], dict], head: type[BertHead], most_tokens: int, rows: list) -> dict:
-    """Collate rows, and add the `parts` of the batch with their indices, which are computed one after the other."""
-    batch = collate(rows)
-    return batch | {"parts": [add_indices(part, head) for part in divide(batch, most_tokens)]}
-
-
-def divide(batch: dict[str, Tensor], most_tokens: int) -> list[dict[str, Tensor]]:
-    """Divide a batch, in order, into parts of as many rows as have at most `most_tokens` real tokens, or of one row.
-
-    Padding stays, because nothing is computed on it. With 0 the batch is the only part.
-    """
-    if not most_tokens:
-        return [batch]
-    starts, room = [], -1
-    for row, tokens in enumerate(batch["attention_mask"].flatten(1).sum(1).tolist()):
-        if tokens > room:
-            starts.append(row)
-            room = most_tokens
-        room -= tokens
-    rows = [slice(*ends) for ends in zip(starts, [*starts[1:], None], strict=True)]
-    return [{name: column[some] for name, column in batch.items()} for some in rows]
-
-
-def add_indices(batch: dict[str, Tensor], head: type[BertHead]) -> dict[str, Tensor]:
-    """Return a batch with the indices of the tokens that the head computes.
-
-    They are found here because the batch is still in main memory.
-    """
-    return batch | head.find_indices(**batch) if "attention_mask" in batch else batch
 
 
 def limit_batch(device: torch.device) -> int:

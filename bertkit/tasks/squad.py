@@ -11,7 +11,7 @@ after as many windows as there are questions.
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -237,7 +237,9 @@ class SquadTask(FineTuningTask):
         if not recipe.data["extra_train"]:
             return None
         data = {"train_file": recipe.data["extra_train"], "extra_train": "", "max_train_samples": 0}
-        return recipe.override(data=data)
+        # The rows of this run have settled these; the others settle their own.
+        train = {key: value for key, value in recipe.train.items() if key not in recipe.settled}
+        return replace(recipe, data={**recipe.data, **data}, train=train, settled=[])
 
     def encode(
         self, examples: list[Question], tokenizer: Any, recipe: Any, split: str, report: Report = ignore

@@ -23,10 +23,10 @@ from bertkit.training.baselines import fit_baselines
 from bertkit.training.callbacks import Deadline, Progress
 from bertkit.training.clock import Clock
 from bertkit.training.costs import Measured, estimate, measure
+from bertkit.training.facts import describe_rows
 from bertkit.training.prepare import Prepared, prepare
 from bertkit.training.processes import join_processes, take_first
-from bertkit.training.recipe import Recipe, limit_updates, load_recipe
-from bertkit.training.resolve import apply_preset
+from bertkit.training.recipe import Recipe, list_settled, load_recipe, resolve
 from bertkit.training.run import run
 from bertkit.training.run_dir import RECIPE_FILE, has_begun, read_record
 
@@ -54,7 +54,7 @@ def fit(recipe: Recipe, measured: Measured, clock: Clock, output: Path) -> Recip
     if recipe.starts_solved:
         least = min(LEAST_SOLVED, ceil(LEAST_SHARE * planned))
     while updates >= least:
-        fitted = limit_updates(recipe, updates, planned)
+        fitted = resolve(recipe, limit_updates(recipe, updates, planned))
         if (needed := sum(estimate(fitted, measured, output)[1:])) <= left:
             return fitted
         updates = max(int(updates * left / needed), 0)
@@ -78,12 +78,30 @@ def measure_again(recipe: Recipe, prepared: Prepared, clock: Clock, output: Path
     return measured
 
 
-def leave_out_evaluations(recipe: Recipe) -> Recipe:
-    """Return a recipe for fine-tuning without evaluations during the training, where they decide nothing."""
+def limit_updates(recipe: Recipe, updates: int, planned: int) -> dict[str, Any]:
+    """Return what follows from a number of updates that only a timing tells.
+
+    A warm-up keeps its share. For a task without epochs, a fifth of the updates lies between two evaluations and
+    between two checkpoints, and a hundredth between two lines of the log, unless a person gave fewer.
+
+    Args:
+        planned: The updates of the recipe itself.
+    """
+    facts: dict[str, Any] = {"max_steps": updates}
+    if (warmup := recipe.train.get("warmup_steps", 0)) >= 1:
+        facts["warmup_steps"] = min(warmup / planned, 0.99)
+    if "num_train_epochs" not in recipe.train:
+        given, fifth = recipe.given.get("train", {}), ceil(updates / 5)
+        between = {"eval_steps": fifth, "save_steps": fifth, "logging_steps": ceil(updates / 100)}
+        facts |= {key: steps for key, steps in between.items() if given.get(key, updates) >= updates}
+    return facts
+
+
+def leave_out_evaluations(recipe: Recipe) -> dict[str, Any]:
+    """Return that a fine-tuning has no evaluations during the training, where they decide nothing."""
     is_needed = recipe.patience or any(map(recipe.train.get, ("load_best_model_at_end", "eval_on_start")))
-    if is_needed or "num_train_epochs" not in recipe.train or "eval_strategy" in recipe.given.get("train", {}):
-        return recipe
-    return recipe.override(train={"eval_strategy": "no"})
+    is_needed = is_needed or "eval_strategy" in recipe.given.get("train", {})
+    return {} if is_needed or "num_train_epochs" not in recipe.train else {"eval_strategy": "no"}
 
 
 def train_within(
@@ -107,14 +125,17 @@ def train_within(
         if not path.exists():
             raise UsageError(f"{output} has a run without --budget; name another directory with --output")
         begun, measured, prepared = load_recipe(output / RECIPE_FILE), read_record(path, Measured), None
-        recipe = leave_out_evaluations(recipe.adopt(begun))
+        recipe = resolve(recipe, list_settled(begun))
+        recipe = resolve(recipe, leave_out_evaluations(recipe))
         if begun.is_solved:
-            return run(recipe.override(freeze="encoder"), **news)
+            return run(resolve(recipe, {"freeze": "encoder"}), **news)
         planned, _, _ = estimate(recipe, measured, output)
-        fitted = limit_updates(recipe, begun.train["max_steps"], planned).override(stop_after=begun.stop_after)
+        facts = limit_updates(recipe, begun.train["max_steps"], planned)
+        fitted = resolve(recipe, facts | {"stop_after": begun.stop_after})
     else:
         prepared = prepared or prepare(recipe, report)
-        recipe = leave_out_evaluations(apply_preset(recipe, len(prepared.data["train"]), report, prepared.pairs))
+        recipe = resolve(recipe, describe_rows(recipe, len(prepared.data["train"]), report, prepared.pairs))
+        recipe = resolve(recipe, leave_out_evaluations(recipe))
         if join_processes(recipe).is_main_process:
             fit_baselines(TASKS[recipe.task], recipe, prepared, ignore)  # the cache keeps them for the run
         report("measuring some updates")
@@ -125,7 +146,7 @@ def train_within(
             if not recipe.starts_solved:
                 raise
             report(f"nothing is trained and the solved head is the result: {reason}")
-            return run(recipe.override(freeze="encoder"), prepared=prepared, **news)
+            return run(resolve(recipe, {"freeze": "encoder"}), prepared=prepared, **news)
         if hasattr(prepared.data["train"], "phases"):  # the samples of a pretraining follow its length
             prepared.data["train"].phases = list_phases(fitted)
     stop = Deadline(clock, measured, fitted.stop_after)

@@ -1,6 +1,7 @@
 """Measure what a run costs here, and say so before it (`--dry-run`): a few updates of a model that is thrown away."""
 
 import gc
+from dataclasses import replace
 from math import ceil, inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,13 +20,13 @@ from bertkit.system.progress import Report, describe_duration, ignore
 from bertkit.tasks import TASKS
 from bertkit.tasks.task import TUNE
 from bertkit.training.arguments import make_arguments
+from bertkit.training.facts import MOST_SOLVED, SAMPLED, bound_tokens, describe_rows, measure_activations
+from bertkit.training.network import make_model
 from bertkit.training.prepare import Prepared, prepare
 from bertkit.training.processes import take_first
-from bertkit.training.recipe import Recipe
-from bertkit.training.resolve import MOST_SOLVED, apply_preset
-from bertkit.training.run import count_updates, make_model, make_trainer
+from bertkit.training.recipe import Recipe, resolve
+from bertkit.training.run import count_updates, make_trainer
 from bertkit.training.run_dir import FIRST, describe_environment
-from bertkit.training.token_budget import SAMPLED, bound_tokens, measure_activations
 from bertkit.training.trainer import explain_shortage
 
 PROBE_SECONDS = 10.0  # for the timed updates of a dry run
@@ -97,10 +98,10 @@ def measure(recipe: Recipe, prepared: Prepared, seconds: float) -> Measured:
     shares = [len(part) / len(rows) for part in parts]
     args = make_arguments(recipe, Path())
     if recipe.starts_solved and recipe.data.get("pooling") == "auto":
-        recipe = recipe.override(data={"pooling": "mean"})  # the mean takes longer than [CLS]
+        recipe = resolve(recipe, {"pooling": "mean"})  # the mean takes longer than [CLS]
     with TemporaryDirectory() as folder, explain_shortage(args, lambda: recipe):
         model = make_model(task, recipe, prepared.settings)
-        recipe = bound_tokens(recipe, task, model, rows, args.device)
+        recipe = resolve(recipe, bound_tokens(recipe, task, model, rows, args.device))
         updates, tokens = [], []
         wall, own = monotonic(), thread_time()
         for part in parts:
@@ -170,7 +171,7 @@ def time_updates(recipe: Recipe, model: nn.Module, rows: Subset, seconds: float,
         train = TRAIN_ONLY | {"max_steps": updates}
         if "per_device_train_batch_size" in recipe.train:  # without it `max_tokens` divides the update
             train["per_device_train_batch_size"] = min(size, micro)
-        short = recipe.override(batch_size=size * args.world_size, patience=0, train=train)
+        short = replace(recipe, batch_size=size * args.world_size, patience=0, train={**recipe.train, **train})
         parts = TASKS[recipe.task], model, make_arguments(short, folder), {"train": rows}, short
         noted = UpdateEnds()
         trainer = make_trainer(*parts, ignore, ignore, callbacks=[noted])
@@ -214,7 +215,7 @@ def find_costs(recipe: Recipe, left: Path | None = None, report: Report = ignore
     if recipe.data.get("features"):  # encoding would compute them
         TASKS[recipe.task].load(recipe.data, report)
         return "time and memory are not forecast for the feature-based approach"
-    prepared = prepare(recipe.override(data={"is_forecast": True}), report)
+    prepared = prepare(replace(recipe, data={**recipe.data, "is_forecast": True}), report)
     if recipe.is_solved:
         return "time and memory are not forecast for a frozen encoder, which reads all rows once; its head is solved"
     if left and not left.exists():
@@ -225,11 +226,11 @@ def find_costs(recipe: Recipe, left: Path | None = None, report: Report = ignore
 
 def describe_cost(recipe: Recipe, output: Path, report: Report = ignore) -> list[str]:
     """Return the expected cost of a recipe in lines, or why it is not forecast; arguments as for `find_costs`."""
-    earlier = TASKS[recipe.task].pretrain_on(recipe.reopen())
+    earlier = TASKS[recipe.task].pretrain_on(recipe)
     lines = [f"before, {line}" for line in describe_cost(earlier, output / FIRST, report)] if earlier else []
     if isinstance(measured := find_costs(recipe, report=report), str):
         return [*lines, measured]
-    recipe = apply_preset(recipe, measured.rows, lines.append)
+    recipe = resolve(recipe, describe_rows(recipe, measured.rows, lines.append))
     updates, training, evaluation = estimate(recipe, measured, output)
     machine, memory, tokens = describe_environment(), measured.memory, recipe.batch_size * measured.tokens
     device = "; ".join(machine["gpus"]) or f"{machine['processor']}, {pluralize(machine['threads'], 'thread')}"

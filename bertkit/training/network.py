@@ -1,13 +1,19 @@
-"""The network that a recipe asks for: its head, and whether its sizes fit the checkpoint and the texts."""
+"""The network that a recipe asks for: whether it fits the checkpoint and the texts, and its head, loaded."""
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
+from torch import nn
 from transformers import PreTrainedConfig
 
+import bertkit
 from bertkit.errors import UsageError, as_usage_error
 from bertkit.model import bilstm
-from bertkit.model.checkpoint import check_weights, load_config, make_config
+from bertkit.model.checkpoint import check_weights, find_file, load_config, load_model, make_config, reinitialize
+from bertkit.system.hub import CARD
+from bertkit.system.progress import Report, ignore
 from bertkit.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -64,7 +70,7 @@ def fit_lengths(task: Task, recipe: "Recipe", positions: int) -> "Recipe":
     lengths = {"max_length": positions}
     if "max_query_length" in data and "max_query_length" not in given:
         lengths["max_query_length"] = min(data["max_query_length"], positions // 2)  # as in predictions
-    recipe = recipe.override(data=lengths)
+    recipe = replace(recipe, data={**data, **lengths})
     task.check(recipe)
     return recipe
 
@@ -75,6 +81,47 @@ def name_head(task: Task, recipe: "Recipe") -> str:
     for option, heads in task.heads.items():
         name = heads.get(recipe.data[option], name)
     return name.replace("BertFor", "BertBiLSTMFor") if recipe.bilstm else name
+
+
+def make_model(task: Task, recipe: "Recipe", settings: Mapping[str, Any], report: Report = ignore) -> nn.Module:
+    """Return the task's head, loaded from the recipe's checkpoint or with random initialisation; see `load_head`."""
+    return load_head(task, recipe, settings, report)[0]
+
+
+def load_head(
+    task: Task, recipe: "Recipe", settings: Mapping[str, Any], report: Report = ignore
+) -> tuple[nn.Module, list[str]]:
+    """Return the task's head, and the names of the weights that its checkpoint lacks.
+
+    Args:
+        settings: Values of BertConfig that depend on the data.
+    """
+    head = getattr(bertkit, name_head(task, recipe))
+    if not recipe.checkpoint:
+        with as_usage_error("[model]"):
+            return head(make_config(recipe.model | settings)), []
+    model, new = load_model(head, recipe.checkpoint, recipe.model | settings)
+    with suppress(UsageError):
+        find_file(recipe.checkpoint, CARD)  # into the cache: the card of this run repeats its licence
+    if new and not task.metric:
+        raise UsageError(explain_missing_head(task, recipe, settings["id2label"].values()))
+    if recipe.starts_solved and any("pooler" in name for name in new):
+        model.bert.pooler.pass_through()
+    pooling = recipe.data.get("pooling")
+    if pooling == "mean" and not model.config.mean_layer:
+        model.bert.add_mean_layer()
+        new = [*new, "bert.pooler.dense.weight"]
+    if pooling == "cls" and model.config.mean_layer:
+        raise UsageError(f"pooling is cls, but the last layer of {recipe.checkpoint} computes the mean; leave it out")
+    if new and not recipe.starts_solved:
+        lacking = f"{recipe.checkpoint} has no weights of this name and shape"
+        report(f"randomly initialised, because {lacking}: {', '.join(new)}")
+    if recipe.reinit_layers:
+        reinitialize(model, recipe.reinit_layers)
+        report(f"randomly initialised: the pooler and the top {recipe.reinit_layers} layers (reinit_layers)")
+    if recipe.freeze or model.is_frozen:  # loading does not freeze the encoder
+        model.freeze_encoder()
+    return model, new
 
 
 def explain_missing_head(task: Task, recipe: "Recipe", labels: Iterable[str]) -> str:

@@ -116,41 +116,6 @@ class Recipe:
                 "to epoch or steps, or remove patience"
             )
 
-    def changed(self, **changes: Any) -> "Recipe":
-        """Make another recipe, in which a person gives other values too, as `train={"seed": 43}`."""
-        return Recipe.make(TASKS[self.task], self.given, changes)
-
-    def override(self, **changes: Any) -> "Recipe":
-        """Return the recipe with values that bertkit itself chooses, which are not checked."""
-        tables = {table: {**getattr(self, table), **changes[table]} for table in TABLES if table in changes}
-        return dataclasses.replace(self, **changes | tables)
-
-    def adopt(self, settled: "Recipe") -> "Recipe":
-        """Return the recipe with the values that it leaves open, as the data have settled them for another one."""
-        values = {key: settled.train[key] for key in settled.settled if key in settled.train and key not in self.train}
-        data, chosen = {"max_tokens": self.data["max_tokens"] or settled.data["max_tokens"]}, []
-        if "pooling" in settled.settled and self.data["pooling"] == "auto":
-            data["pooling"] = settled.data["pooling"]
-            chosen.append("pooling")
-        strength, start = self.strength, self.start
-        if "strength" in settled.settled and not strength:
-            strength = settled.strength
-            chosen.append("strength")
-        if "start" in settled.settled and start == "auto":
-            start = settled.start
-            chosen.append("start")
-        adopted = [key for key in settled.settled if key in values or key in chosen]  # in the order of the file
-        others = {"strength": strength, "start": start, "settled": [*self.settled, *adopted]}
-        return self.override(data=data, train=values, **others)
-
-    def reopen(self) -> "Recipe":
-        """Return the recipe without the values that the data have settled, as for other data."""
-        train = {key: value for key, value in self.train.items() if key not in self.settled}
-        data = dict(self.data) | ({"pooling": "auto"} if "pooling" in self.settled else {})
-        strength = 0.0 if "strength" in self.settled else self.strength
-        start = "auto" if "start" in self.settled else self.start
-        return dataclasses.replace(self, train=train, data=data, strength=strength, start=start, settled=[])
-
     def to_dict(self) -> RecipePart:
         """Return the recipe as in TOML, without the keys that ask for nothing."""
         keys = {key: getattr(self, key) for key in TOP_KEYS}
@@ -202,8 +167,10 @@ RANGES: dict[str, dict[str, tuple[float, float]]] = {
     },
 }
 
-# Keys of [train] that the preset `auto` leaves open until the rows are known (`bertkit.training.resolve.apply_preset`).
+# Keys of [train] that the preset `auto` leaves open until the rows are known (`bertkit.training.facts`).
 ADAPTED = ("optim", "learning_rate", "num_train_epochs")
+# Keys that a recipe may leave open -> the value that leaves it; None: the key is absent.
+OPEN = {**dict.fromkeys(ADAPTED), "pooling": "auto", "strength": 0.0, "start": "auto", "max_tokens": 0}
 # Instead of an evaluation and a checkpoint in each of many short epochs: shares of all updates.
 FIVE_TIMES = {"eval_strategy": "steps", "eval_steps": 0.2, "save_strategy": "steps", "save_steps": 0.2}
 
@@ -321,6 +288,30 @@ def apply_preset(task: Task, own: Mapping[str, Any]) -> RecipePart:
     return {**task.recipe, "preset": preset, "start": start, "data": data, "train": fixed | rhythm}
 
 
+def resolve(recipe: Recipe, facts: Mapping[str, Any]) -> Recipe:
+    """Return the recipe with what only the data, the machine, a clock or an earlier start of the same run know.
+
+    Args:
+        facts: Key of any table -> value. A key in OPEN gets it only where it is open, and is then `settled`.
+    """
+    top = {key: getattr(recipe, key) for key in TOP_KEYS}
+    data, train, settled = dict(recipe.data), dict(recipe.train), list(recipe.settled)
+    for key, value in facts.items():
+        table = next((table for table in (top, data) if key in table), train)
+        if key in OPEN and table.get(key) != OPEN[key]:
+            continue
+        table[key] = value
+        if key in OPEN and key != "max_tokens":  # the machine decides that one
+            settled.append(key)
+    return dataclasses.replace(recipe, **top | {"data": data, "train": train, "settled": settled})
+
+
+def list_settled(recipe: Recipe) -> dict[str, Any]:
+    """Return the facts that an earlier start has settled, for another start of the same run."""
+    values = {**recipe.train, **recipe.data, **{key: getattr(recipe, key) for key in TOP_KEYS}}
+    return {key: values[key] for key in (*recipe.settled, "max_tokens") if key in values}
+
+
 def parse_setting(text: str) -> RecipePart:
     """Return a recipe that holds the single key of a `--set [table.]key=value`.
 
@@ -430,31 +421,12 @@ def save_recipe(recipe: Mapping[str, Any], path: str | Path) -> None:
     atomic_write("\n".join(filter(None, [first, *listed, last])), Path(path))
 
 
-def list_decisive(part: Mapping[str, Any]) -> RecipePart:
+def identify(part: Mapping[str, Any]) -> RecipePart:
     """Return what identifies a run: no baselines, no origin of values, no keys that fit it to a machine (FITTING)."""
     kept = merge({key: value for key, value in part.items() if key not in ("baseline", "settled")}, {"train": {}})
     for table in kept.keys() & {"data", "train"}:
         kept[table] = {key: value for key, value in kept[table].items() if key not in FITTING}
     return kept
-
-
-def limit_updates(recipe: Recipe, updates: int, planned: int) -> Recipe:
-    """Return a recipe with a number of updates that only a timing tells.
-
-    A warm-up keeps its share. For a task without epochs, a fifth of the updates lies between two evaluations and
-    between two checkpoints, and a hundredth between two lines of the log, unless a person gave fewer.
-
-    Args:
-        planned: The updates of the recipe itself.
-    """
-    train: dict[str, Any] = {"max_steps": updates}
-    if (warmup := recipe.train.get("warmup_steps", 0)) >= 1:
-        train["warmup_steps"] = min(warmup / planned, 0.99)
-    if "num_train_epochs" not in recipe.train:
-        given, fifth = recipe.given.get("train", {}), math.ceil(updates / 5)
-        between = {"eval_steps": fifth, "save_steps": fifth, "logging_steps": math.ceil(updates / 100)}
-        train |= {key: steps for key, steps in between.items() if given.get(key, updates) >= updates}
-    return recipe.override(train=train)
 
 
 def split_batch(batch_size: int, *, processes: int, per_device: int | None = None) -> tuple[int, int]:

@@ -16,7 +16,8 @@ import math
 import os
 import shutil
 from collections.abc import Collection, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,36 +28,31 @@ import torch
 from torch import nn
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback, TrainingArguments, set_seed
 
-import bertkit
-from bertkit.errors import UsageError, as_usage_error, explain_disk_error
+from bertkit.errors import as_usage_error, explain_disk_error
 from bertkit.model.checkpoint import (
-    find_file,
     fingerprint_weights,
     fold_targets,
-    load_model,
-    make_config,
-    reinitialize,
     trace_commit,
 )
 from bertkit.model.optim import BERT_ADAM, BertAdam
 from bertkit.model.precision import choose_precision
 from bertkit.reports.tables import OWN_DATA, name_limits
 from bertkit.system.files import atomic_write, hold_directory
-from bertkit.system.hub import CARD
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
 from bertkit.tasks.finetuning import IS_LEARNED, KEPT, LOSS_FALLS, SEARCHED, SOLVED
-from bertkit.tasks.prediction import check_types, collate_parts
+from bertkit.tasks.prediction import check_types
 from bertkit.tasks.task import CHOSEN_ON_DEV, TUNE, Task, score_summaries
 from bertkit.training.arguments import make_arguments
 from bertkit.training.baselines import Baseline, fit_baselines, score_baselines
 from bertkit.training.callbacks import PredictionProgress, Progress, StopAfter, StopOnSignal
-from bertkit.training.network import explain_missing_head, name_head
+from bertkit.training.facts import MOST_SOLVED, bound_tokens, describe_rows, solve_start
+from bertkit.training.network import load_head, make_model
 from bertkit.training.outputs import find_better, is_falling, is_learned, save_best, write_results
+from bertkit.training.parts import collate_parts
 from bertkit.training.prepare import Prepared, prepare
 from bertkit.training.processes import explain_lost_process, join_processes
-from bertkit.training.recipe import Recipe, load_recipe, save_recipe
-from bertkit.training.resolve import MOST_SOLVED, apply_preset, solve_start
+from bertkit.training.recipe import Recipe, list_settled, load_recipe, resolve, save_recipe
 from bertkit.training.run_dir import (
     BEST,
     CALIBRATION_FILE,
@@ -74,7 +70,6 @@ from bertkit.training.run_dir import (
 )
 from bertkit.training.scoring import score_splits
 from bertkit.training.start import BeforeTraining, keep_better, read_start, save_start
-from bertkit.training.token_budget import bound_tokens
 from bertkit.training.trainer import BertTrainer, explain_shortage, train
 
 PAUSE = 120.0  # seconds: a fifth of ten minutes, in which a training that starts solved writes five checkpoints
@@ -114,7 +109,7 @@ def run(
         report(f"{output} is finished; its scores are in {output / METRICS_FILE}")
         return finished
     if has_begun(output):  # nothing is decided again
-        recipe = recipe.adopt(load_recipe(output / RECIPE_FILE))
+        recipe = resolve(recipe, list_settled(load_recipe(output / RECIPE_FILE)))
 
     held = hold_directory(output) if processes.is_main_process else nullcontext()
     shortage = explain_shortage(args, lambda: recipe)  # below it gets its `max_tokens`
@@ -128,7 +123,7 @@ def run(
             if processes.is_main_process:
                 start_directory(output, recipe, prepared.tokenizer)
         if "train" in prepared.data:
-            recipe = apply_preset(recipe, len(prepared.data["train"]), report, prepared.pairs)
+            recipe = resolve(recipe, describe_rows(recipe, len(prepared.data["train"]), report, prepared.pairs))
             args = make_arguments(recipe, output)
         start = train_first(recipe, output, report, progress)
         set_seed(args.seed)  # a run must not depend on whether its data were prepared here
@@ -137,14 +132,14 @@ def run(
         check_types(task.collate(first.__getitems__([0])), model.config)
         if recipe.starts_solved and checkpoint is None and "train" in prepared.data:
             if recipe.is_solved or new:
-                recipe = solve_start(task, recipe, model, prepared, report)
+                recipe = resolve(recipe, solve_start(task, recipe, model, prepared, report))
                 set_seed(args.seed)
                 if not recipe.starts_solved:
-                    model, _ = load_head(task, start.override(start=recipe.start), prepared.settings, report)
+                    model, _ = load_head(task, replace(start, start=recipe.start), prepared.settings, report)
             else:
                 report("the training starts from the classifier of the checkpoint, which is for these labels")
         baselines = fit_baselines(task, recipe, prepared, report) if processes.is_main_process else {}
-        recipe = bound_tokens(recipe, task, model, first, args.device)
+        recipe = resolve(recipe, bound_tokens(recipe, task, model, first, args.device))
         if processes.is_main_process:
             save_recipe(recipe.to_dict(), output / RECIPE_FILE)
             weights = fingerprint_weights(model)
@@ -163,7 +158,7 @@ def run(
             train(trainer, checkpoint, report)
             fold_targets(model)
             if stop.update != recipe.stop_after:
-                recipe = recipe.override(stop_after=stop.update)
+                recipe = resolve(recipe, {"stop_after": stop.update})
                 if processes.is_main_process:
                     save_recipe(recipe.to_dict(), output / RECIPE_FILE)
         else:
@@ -176,56 +171,12 @@ def train_first(recipe: Recipe, output: Path, report: Report, progress: Progress
 
     It is a separate run in `output/first`, and is not repeated if it is finished.
     """
-    if (earlier := TASKS[recipe.task].pretrain_on(recipe.reopen())) is None:
+    if (earlier := TASKS[recipe.task].pretrain_on(recipe)) is None:
         return recipe
     report(f"first, in {output / FIRST}:")
     run(earlier, output=output / FIRST, report=report, progress=progress)
     report("then:")
-    return recipe.override(checkpoint=str(output / FIRST), reinit_layers=0)
-
-
-# --- The model --------------------------------------------------------------------------------------------------------
-
-
-def make_model(task: Task, recipe: Recipe, settings: Mapping[str, Any], report: Report = ignore) -> nn.Module:
-    """Return the task's head, loaded from the recipe's checkpoint or with random initialisation; see `load_head`."""
-    return load_head(task, recipe, settings, report)[0]
-
-
-def load_head(
-    task: Task, recipe: Recipe, settings: Mapping[str, Any], report: Report = ignore
-) -> tuple[nn.Module, list[str]]:
-    """Return the task's head, and the names of the weights that its checkpoint lacks.
-
-    Args:
-        settings: Values of BertConfig that depend on the data.
-    """
-    head = getattr(bertkit, name_head(task, recipe))
-    if not recipe.checkpoint:
-        with as_usage_error("[model]"):
-            return head(make_config(recipe.model | settings)), []
-    model, new = load_model(head, recipe.checkpoint, recipe.model | settings)
-    with suppress(UsageError):
-        find_file(recipe.checkpoint, CARD)  # into the cache: the card of this run repeats its licence
-    if new and not task.metric:
-        raise UsageError(explain_missing_head(task, recipe, settings["id2label"].values()))
-    if recipe.starts_solved and any("pooler" in name for name in new):
-        model.bert.pooler.pass_through()
-    pooling = recipe.data.get("pooling")
-    if pooling == "mean" and not model.config.mean_layer:
-        model.bert.add_mean_layer()
-        new = [*new, "bert.pooler.dense.weight"]
-    if pooling == "cls" and model.config.mean_layer:
-        raise UsageError(f"pooling is cls, but the last layer of {recipe.checkpoint} computes the mean; leave it out")
-    if new and not recipe.starts_solved:
-        lacking = f"{recipe.checkpoint} has no weights of this name and shape"
-        report(f"randomly initialised, because {lacking}: {', '.join(new)}")
-    if recipe.reinit_layers:
-        reinitialize(model, recipe.reinit_layers)
-        report(f"randomly initialised: the pooler and the top {recipe.reinit_layers} layers (reinit_layers)")
-    if recipe.freeze or model.is_frozen:  # loading does not freeze the encoder
-        model.freeze_encoder()
-    return model, new
+    return replace(recipe, checkpoint=str(output / FIRST), reinit_layers=0)
 
 
 def count_updates(args: TrainingArguments, recipe: Recipe, rows: int) -> int:

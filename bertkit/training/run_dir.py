@@ -24,7 +24,7 @@ from bertkit.data.tokenizer import save_tokenizer
 from bertkit.errors import UsageError, as_usage_error
 from bertkit.system.differences import refuse_other
 from bertkit.system.files import atomic_write, check_empty, find_checksum, map_in_threads, write_json
-from bertkit.training.recipe import Recipe, RecipePart, list_decisive, load_recipe, save_recipe
+from bertkit.training.recipe import Recipe, RecipePart, identify, list_settled, load_recipe, resolve, save_recipe
 
 METRICS_FILE = "metrics.json"
 RECIPE_FILE = "recipe.toml"
@@ -119,7 +119,7 @@ def holds_run(output: Path, recipe: Recipe) -> bool:
 def list_both(output: Path, recipe: Recipe) -> list[RecipePart]:
     """Return what identifies the run in a directory, and the run of a recipe."""
     saved = load_recipe(output / RECIPE_FILE)
-    return [list_decisive(part.to_dict()) for part in (saved, recipe.adopt(saved))]
+    return [identify(part.to_dict()) for part in (saved, resolve(recipe, list_settled(saved)))]
 
 
 def has_begun(output: Path) -> bool:

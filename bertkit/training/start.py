@@ -1,6 +1,6 @@
 """The start of a training as a model of its own, and which of start and end is delivered.
 
-A training that starts from a solved head (`bertkit.training.resolve`) only has to improve on it. Where it does not, the
+A training that starts from a solved head (`bertkit.training.facts`) only has to improve on it. Where it does not, the
 start is the better model, and it is delivered.
 """
 

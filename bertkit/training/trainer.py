@@ -24,9 +24,9 @@ from bertkit.errors import UsageError, join_lines
 from bertkit.system.files import write_json
 from bertkit.system.progress import Report, describe_duration
 from bertkit.system.signals import Interrupted, note_signals
-from bertkit.tasks.prediction import add_indices
 from bertkit.tasks.task import Task
 from bertkit.training.callbacks import Milestones, StopAfter, StopEarly, StopOnSignal, refuse_divergence
+from bertkit.training.parts import add_indices
 from bertkit.training.processes import begin_worker
 from bertkit.training.recipe import Recipe
 from bertkit.training.run_dir import list_checkpoints, mark_complete, rotate_checkpoints, write_log

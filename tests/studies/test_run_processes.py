@@ -19,7 +19,7 @@ from bertkit.tasks import TASKS
 from bertkit.training.recipe import Recipe, load_recipe, merge, save_recipe
 from bertkit.training.run import run
 from tests.runs import is_running, list_children, list_tasks, read_run, wait_until
-from tests.world import make_pretraining
+from tests.world import make_pretraining, replace_values
 
 PRETRAIN = TASKS["pretrain"]
 SURROUNDINGS = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -98,7 +98,7 @@ def test_the_state_of_a_run_is_in_its_files(recipe, tmp_path):
     entries = ['{"eval_loss": 5, "step": 0, "epoch": 0}', '{"loss": 4.5, "step": 3, "epoch": 0.5}', '{"loss": 4']
     (output / "training_log.jsonl").write_text("\n".join(entries))
     assert read_state(job) == State("running", 3, 4, 4.5), "the last line is being written"
-    epochs = RunJob(job.recipe.override(train={"max_steps": -1, "num_train_epochs": 3.0}), job.output)
+    epochs = RunJob(replace_values(job.recipe, train={"max_steps": -1, "num_train_epochs": 3.0}), job.output)
     assert read_state(epochs) == State("running", 3, 18, 4.5)
     (output / "metrics.json").write_text('{"score": 0.5}')
     assert read_state(job) == State("finished", metrics={"score": 0.5})

@@ -20,8 +20,8 @@ from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.training.clock import Clock
 from bertkit.training.costs import Measured
-from bertkit.training.recipe import ADAPTED, Recipe, load_recipe, merge, read_recipe
-from bertkit.training.resolve import apply_preset
+from bertkit.training.facts import describe_rows
+from bertkit.training.recipe import ADAPTED, Recipe, load_recipe, merge, read_recipe, resolve
 from bertkit.training.run import run
 from bertkit.training.run_dir import read_metrics
 from tests.official import write_checkpoint, write_glue
@@ -53,10 +53,15 @@ def list_trials(output):
     return [read_recipe(folder / f"recipes/trial-{number}.toml") for number in numbers], scores
 
 
+def settle(recipe):
+    """Return a recipe with what follows from the number of training rows."""
+    return resolve(recipe, describe_rows(recipe, ROWS))
+
+
 def make_search(recipe, output, clock=None):
     """Return a search that has opened its study."""
     preset = {} if "preset" in recipe else {"preset": "auto"}
-    found = Search(apply_preset(Recipe.make(RTE, recipe, preset), ROWS), output, 4, clock, ignore)
+    found = Search(settle(Recipe.make(RTE, recipe, preset)), output, 4, clock, ignore)
     found.folder = output
     output.mkdir(exist_ok=True)
     found.open_study()
@@ -82,7 +87,7 @@ def test_the_first_trial_has_the_values_of_auto_and_the_best_is_trained_on_all_o
     trials, scores = list_trials(output)
     assert len(scores) == 2
     first = trials[0]
-    auto = apply_preset(Recipe.make(RTE, recipe, {"preset": "auto"}), ROWS).train
+    auto = settle(Recipe.make(RTE, recipe, {"preset": "auto"})).train
     assert [first["train"][key] for key in ADAPTED] == [auto[key] for key in ADAPTED]
     assert (first["batch_size"], first["preset"]) == (32, "auto")
     assert (first["data"]["held_back"], first["baseline"], first["train"]["eval_strategy"]) == (1000, False, "steps")
@@ -243,7 +248,7 @@ def test_searches_with_other_seeds_have_other_proposals_and_continued_ones_the_s
         return [params["train.learning_rate"] for params in rates.values()]
 
     one, other = propose(1, False), propose(2, False)
-    assert one[0] == other[0] == apply_preset(Recipe.make(RTE, given, {"preset": "auto"}), ROWS).train["learning_rate"]
+    assert one[0] == other[0] == settle(Recipe.make(RTE, given, {"preset": "auto"})).train["learning_rate"]
     assert len({*one[1:], *other[1:]}) == 6
     assert propose(1, True) == one
 

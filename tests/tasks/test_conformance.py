@@ -18,7 +18,7 @@ from bertkit.metrics.squad import LANGUAGES
 from bertkit.metrics.table import LABEL, PREDICTION, read_facts
 from bertkit.model.bilstm import FEATURE_LAYERS
 from bertkit.reports.tables import find_row
-from bertkit.tasks import TASKS, prediction
+from bertkit.tasks import TASKS
 from bertkit.tasks.examples import divide
 from bertkit.tasks.glue import GLUE
 from bertkit.tasks.kinds import LABEL_KINDS
@@ -27,13 +27,13 @@ from bertkit.tasks.pretraining import HEADS
 from bertkit.tasks.squad import SQUAD
 from bertkit.tasks.task import score_summaries
 from bertkit.training import costs
-from bertkit.training.network import name_head
+from bertkit.training.network import make_model, name_head
+from bertkit.training.parts import divide_batch
 from bertkit.training.predictions import KEY, join_rows, read_table
 from bertkit.training.prepare import Prepared
 from bertkit.training.recipe import Recipe
-from bertkit.training.run import make_model
 from bertkit.training.scoring import score_splits
-from tests.world import CASES, write_start
+from tests.world import CASES, replace_values, vary, write_start
 
 FINE_TUNED = [name for name, (task, _, _) in CASES.items() if task.metric and task.name != "pretrain"]
 TAU = ("tau", "null_score_diff_threshold")
@@ -183,7 +183,7 @@ def test_a_batch_in_parts_has_the_same_loss_gradients_and_answers(case):
     """Without dropout."""
     task, _, _, _, data, model, _ = case
     batch = take_batch(task, data["train"])
-    parts = prediction.divide(batch, 40)
+    parts = divide_batch(batch, 40)
     assert len(parts) > 1
     found, counts = [], model.count_labels(**batch)
     for divided in ([batch], parts):
@@ -203,7 +203,7 @@ def test_a_batch_in_parts_has_the_same_loss_gradients_and_answers(case):
 def test_every_fine_tuned_task_can_freeze_its_encoder_and_have_a_bilstm(case, bilstm):
     task, recipe, examples, tokenizer, data, _, _ = case
     settings = task.configure(recipe, tokenizer, examples)
-    model = make_model(task, recipe := recipe.changed(freeze="encoder", bilstm=bilstm), settings)
+    model = make_model(task, recipe := vary(recipe, freeze="encoder", bilstm=bilstm), settings)
     assert type(model) is getattr(bertkit, name_head(task, recipe))
     assert recipe.is_solved == (task.name in ("classify", "ner", *GLUE) and not bilstm)
     loss = model.train()(**take_batch(task, data["train"])).loss
@@ -353,7 +353,7 @@ def test_the_recipe_of_the_paper_is_complete_and_passes_its_own_check(tmp_path):
 def test_the_cost_of_an_update_is_measured(case):
     task, recipe, examples, tokenizer, data, model, _ = case
     settings = task.configure(recipe, tokenizer, examples)
-    recipe = recipe.override(start="random")  # another one may add a layer
+    recipe = replace_values(recipe, start="random")  # another one may add a layer
     found = costs.measure(recipe, Prepared(examples, tokenizer, data, settings), 0.0)
     assert min(found.tokens, found.update, found.row, *found.memory.values()) > 0
     assert found.memory["weights"] == sum(4 * x.numel() for x in model.parameters())

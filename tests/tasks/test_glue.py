@@ -24,8 +24,9 @@ from bertkit.tasks.examples import divide
 from bertkit.tasks.glue import BENCHMARKS, GLUE, find_glue
 from bertkit.tasks.text import TextSequences
 from bertkit.training import trainer
+from bertkit.training.network import make_model
 from bertkit.training.recipe import Recipe, merge
-from bertkit.training.run import make_model, run
+from bertkit.training.run import run
 from bertkit.training.run_dir import mark_complete, read_log
 from tests.official import write_checkpoint, write_glue
 from tests.tasks.conftest import load_examples, make_small

@@ -17,8 +17,9 @@ from bertkit.reports.tables import find_row
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import ner
 from bertkit.tasks.ner import ENTITY_SCORES, NER, describe_words
-from bertkit.tasks.prediction import add_indices, summarize_split
+from bertkit.tasks.prediction import summarize_split
 from bertkit.tasks.task import score_summaries
+from bertkit.training.parts import add_indices
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
 from tests.conftest import draft

@@ -13,8 +13,9 @@ from bertkit.data.sequences import pad_choices
 from bertkit.data.tokenizer import load_tokenizer, make_tokenizer
 from bertkit.system.signals import Interrupted
 from bertkit.tasks.swag import SWAG
+from bertkit.training.network import make_model
 from bertkit.training.recipe import Recipe
-from bertkit.training.run import make_model, run
+from bertkit.training.run import run
 from tests.conftest import draft
 from tests.official import write_swag
 from tests.tasks.conftest import load_examples, make_small, read_losses, read_rows

@@ -34,7 +34,7 @@ from bertkit.training.run import run
 from bertkit.training.run_dir import read_log
 from tests.corpora import write_text
 from tests.official import write_checkpoint, write_glue
-from tests.world import PRETRAIN, assert_same_bits, make_recipe, read_weights
+from tests.world import PRETRAIN, assert_same_bits, make_recipe, read_weights, replace_values, vary
 
 RTE = TASKS["rte"]
 MEMORY = {"weights": 80_000_000, "gradients": 80_000_000, "optimizer": 120_000_000}  # a checkpoint of 1 s
@@ -97,10 +97,10 @@ def test_the_costs_of_a_run_are_those_of_its_data_and_model(rte):
     weights, gradients, optimizer, activations = found.memory.values()
     assert weights == gradients
     assert 2 * weights <= optimizer < 2 * weights + 1000, "two moments, and counts of updates"
-    frozen = costs.measure(rte.changed(freeze="encoder", data={"pooling": "cls"}), prepare(rte), 0.1)
+    frozen = costs.measure(vary(rte, freeze="encoder", data={"pooling": "cls"}), prepare(rte), 0.1)
     assert frozen.memory["gradients"] < weights == frozen.memory["weights"]
     assert frozen.memory["activations"] < activations / 10
-    parts = costs.measure(rte.changed(data={"max_tokens": 50}), prepare(rte), 0.1)
+    parts = costs.measure(vary(rte, data={"max_tokens": 50}), prepare(rte), 0.1)
     assert parts.memory["activations"] == pytest.approx(activations * 50 / found.at_once, rel=1e-3)
     assert (parts.at_once, found.at_once) == (50, pytest.approx(32 * found.tokens))
 
@@ -111,7 +111,7 @@ def test_a_large_update_is_timed_in_part(rte, monkeypatch):
     monkeypatch.setattr(
         costs, "make_trainer", lambda *args, **more: sizes.append(args[4].batch_size) or make(*args, **more)
     )
-    assert costs.measure(rte.changed(batch_size=64), prepare(rte), 0.1).update > 0
+    assert costs.measure(vary(rte, batch_size=64), prepare(rte), 0.1).update > 0
     assert sizes == [1] * 4
 
 
@@ -125,7 +125,7 @@ def test_the_faster_of_two_timings_counts(rte, monkeypatch):
             return SimpleNamespace(train=lambda: callbacks[0].ends.extend([100.0, 100.0 + next(seconds)]))
 
         monkeypatch.setattr(costs, "make_trainer", make_trainer)
-        return costs.time_updates(rte.changed(batch_size=1), None, None, 0.0, Path("run"))[1]
+        return costs.time_updates(vary(rte, batch_size=1), None, None, 0.0, Path("run"))[1]
 
     assert time_with([5.0, 3.0, 8.0, 1.0]) == time_with([5.0, 3.0, 1.0, 8.0]) == 1.0
 
@@ -161,14 +161,14 @@ def test_each_phase_has_its_costs(phases):
 def test_the_time_of_a_worked_example(rte, settings, expected):
     """Three epochs of three updates at 2 s; an evaluation takes 3 s, a checkpoint 1 s."""
     never = {"eval_strategy": "no", "save_strategy": "no"}
-    assert costs.estimate(rte.override(train=never | settings), COSTS, Path("run")) == expected
-    half = rte.override(batch_size=16, train=never | {"max_steps": 4})
+    assert costs.estimate(replace_values(rte, train=never | settings), COSTS, Path("run")) == expected
+    half = replace_values(rte, batch_size=16, train=never | {"max_steps": 4})
     assert costs.estimate(half, COSTS, Path("run")) == (4, 4.0, 0.0)
 
 
 def test_a_forecast_without_data_is_refused_and_one_with_data_says_what_it_takes(rte, tmp_path):
     with pytest.raises(UsageError, match="nowhere"):
-        costs.describe_cost(rte.changed(data={"dir": str(tmp_path / "nowhere")}), tmp_path / "run")
+        costs.describe_cost(vary(rte, data={"dir": str(tmp_path / "nowhere")}), tmp_path / "run")
     lines = costs.describe_cost(rte, tmp_path / "run")
     tokens = re.search(r" parameters; 6 updates of (\d+) tokens$", lines[0])[1]
     memory = "memory, GB: weights 0.00, gradients 0.00, optimizer 0.00, activations "
@@ -248,12 +248,12 @@ def test_as_many_updates_as_fit_and_no_more_epochs_than_given(rte, phases, tmp_p
     """The end needs 3.5 x 5 + 2 x 1 s, and 5 % of the rest are left."""
     monkeypatch.setattr(budget, "LEAST_UPDATES", 2)
     train = {"eval_strategy": "epoch", "warmup_steps": 3}
-    found = budget.fit(rte.override(train=train), COSTS, start_clock(1000), tmp_path).train
+    found = budget.fit(replace_values(rte, train=train), COSTS, start_clock(1000), tmp_path).train
     assert (found["max_steps"], found["warmup_steps"], found["eval_strategy"]) == (9, pytest.approx(1 / 3), "epoch")
     assert "save_steps" not in found
-    found = budget.fit(rte.override(train=train), COSTS, start_clock(42.5), tmp_path).train
+    found = budget.fit(replace_values(rte, train=train), COSTS, start_clock(42.5), tmp_path).train
     assert 2 <= found["max_steps"] <= 7, "21.9 s are for updates and evaluations"
-    most = budget.fit(rte.override(train={"max_steps": 4}), COSTS, start_clock(1000), tmp_path).train
+    most = budget.fit(replace_values(rte, train={"max_steps": 4}), COSTS, start_clock(1000), tmp_path).train
     assert (most["max_steps"], most.get("eval_steps")) == (4, None), "the epochs would have more"
     own = phases.given | {"train": {"max_steps": 20, "warmup_steps": 2, "eval_strategy": "steps"}}
     long = budget.fit(Recipe.make(PRETRAIN, own), COSTS, start_clock(1000), tmp_path).train
@@ -313,15 +313,15 @@ def test_measuring_changes_nothing_and_the_run_repeats_without_a_clock(rte, tmp_
     assert_same_bits(read_weights(tmp_path / "again"), read_weights(tmp_path / "run"))
     assert train_within(rte, output=tmp_path / "run", clock=start_clock(600)) == metrics, "nothing is repeated"
     with pytest.raises(UsageError, match=r"another run \(train.learning_rate: .* -> 0\.5\)"):
-        train_within(rte.changed(train={"learning_rate": 0.5}), output=tmp_path / "run", clock=start_clock(600))
+        train_within(vary(rte, train={"learning_rate": 0.5}), output=tmp_path / "run", clock=start_clock(600))
     with pytest.raises(UsageError, match="has a run without --budget; name another directory with --output"):
         train_within(rte, output=tmp_path / "again", clock=start_clock(600))
 
 
 def test_a_training_from_a_solved_head_has_enough_updates_or_is_not_begun(rte, tmp_path):
     """Nine updates of 2 s are all of it: five are more than half. Nothing else may be shorter than 20, or than all."""
-    random = rte.override(train={"eval_strategy": "no", "save_strategy": "no"})
-    solved = random.override(start="solved")
+    random = replace_values(rte, train={"eval_strategy": "no", "save_strategy": "no"})
+    solved = replace_values(random, start="solved")
     start = COSTS.rows * COSTS.row + COSTS.evaluation  # the vectors, and the answers before the first update
     cases = ((solved, 33 + start, 5), (solved, 29 + start, 0), (random, 32, 0), (random, 60, 9))
     for recipe, seconds, updates in cases:
@@ -331,16 +331,16 @@ def test_a_training_from_a_solved_head_has_enough_updates_or_is_not_begun(rte, t
             with pytest.raises(TooShort, match="the time allows"):
                 budget.fit(recipe, COSTS, start_clock(seconds), tmp_path)
     long = {"num_train_epochs": 100.0}
-    found = budget.fit(solved.override(train=long), COSTS, start_clock(200 + start), tmp_path).train
+    found = budget.fit(replace_values(solved, train=long), COSTS, start_clock(200 + start), tmp_path).train
     assert 60 <= found["max_steps"] < 100, "of 300, because 60 are enough"
     with pytest.raises(TooShort):
-        budget.fit(solved.override(train=long), COSTS, start_clock(130), tmp_path)
-    assert budget.fit(random.override(train=long), COSTS, start_clock(130), tmp_path).train["max_steps"] < 60
+        budget.fit(replace_values(solved, train=long), COSTS, start_clock(130), tmp_path)
+    assert budget.fit(replace_values(random, train=long), COSTS, start_clock(130), tmp_path).train["max_steps"] < 60
 
 
 def test_the_solved_head_is_the_result_where_no_training_fits(rte, tmp_path):
     output, lines = tmp_path / "run", []
-    solved = rte.changed(start="solved")
+    solved = vary(rte, start="solved")
     metrics = train_within(solved, output=output, clock=start_clock(1), report=lines.append)
     beginning = "nothing is trained and the solved head is the result: the time allows "
     assert sum(line.startswith(beginning) for line in lines) == 1
@@ -352,7 +352,9 @@ def test_the_solved_head_is_the_result_where_no_training_fits(rte, tmp_path):
 
 def test_what_a_deadline_has_ended_repeats_bit_for_bit(rte, tmp_path):
     """The learning rates are those of the whole schedule, and an epoch's evaluation is left out at the end alone."""
-    recipe = rte.override(train={"max_steps": 6, "eval_strategy": "epoch", "logging_steps": 1, "save_strategy": "no"})
+    recipe = replace_values(
+        rte, train={"max_steps": 6, "eval_strategy": "epoch", "logging_steps": 1, "save_strategy": "no"}
+    )
     lines = []
     metrics = run(recipe, output=tmp_path / "run", stop=StopAfter(4), report=lines.append)
     assert "stopped early after update 4, because its time was over (stop_after)" in lines

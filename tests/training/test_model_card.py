@@ -16,13 +16,14 @@ from bertkit.system.hub import find_trouble
 from bertkit.tasks import TASKS
 from bertkit.tasks.squad import VERSIONS
 from bertkit.training import model_card, push
+from bertkit.training.network import make_model
 from bertkit.training.recipe import Recipe, load_recipe, merge, read_recipe
-from bertkit.training.run import make_model, run
+from bertkit.training.run import run
 from bertkit.training.run_dir import LOG
 from tests.conftest import draft
 from tests.hub import Repo, check_metadata
 from tests.official import write_checkpoint
-from tests.world import make_classify, make_features, make_glue, make_pretraining, make_squad
+from tests.world import make_classify, make_features, make_glue, make_pretraining, make_squad, replace_values
 
 SHORT = {"train": {"max_steps": 2, "save_strategy": "no"}}
 
@@ -121,7 +122,7 @@ def start(checkpoint: str) -> Recipe:
 
 def write_again(output, model, **changes):
     """Return the card of a finished run with another recipe or model."""
-    recipe = load_recipe(output / "recipe.toml").override(**changes)
+    recipe = replace_values(load_recipe(output / "recipe.toml"), **changes)
     metrics, environment = (json.loads((output / f"{name}.json").read_text()) for name in ("metrics", "environment"))
     return model_card.write_card(TASKS[recipe.task], "run", recipe, metrics, environment, model, {"train": 7})
 

@@ -12,21 +12,23 @@ from hypothesis import strategies as st
 
 from bertkit.errors import UsageError
 from bertkit.tasks import TASKS
+from bertkit.training.budget import limit_updates
 from bertkit.training.recipe import (
     RESERVED,
     TABLES,
     Recipe,
     _list_fields,
     check,
-    limit_updates,
     load_recipe,
     merge,
     parse_setting,
     read_recipe,
+    resolve,
     save_recipe,
     split_batch,
 )
 from tests.official import write_checkpoint
+from tests.world import replace_values, vary
 
 TASK = TASKS["pretrain"]
 ROOT = Path(__file__).parents[2]
@@ -216,13 +218,13 @@ def test_what_a_timing_tells_is_filled_in(tmp_path: Path) -> None:
     """A warm-up keeps its share, and phases keep theirs."""
     phases = [{"share": 0.5, "max_length": 16}, {"share": 0.5, "max_length": 32}]
     recipe = make({"phase": phases, "train": {"max_steps": 200, "warmup_steps": 20}})
-    found = limit_updates(recipe, 401, 200)
+    found = resolve(recipe, limit_updates(recipe, 401, 200))
     assert found.phase == recipe.phase
     keys = ("max_steps", "warmup_steps", "eval_steps", "save_steps", "logging_steps")
     assert [found.train[key] for key in keys] == [401, 0.1, 81, 81, 5]
     given = make({"train": {"max_steps": 200, "eval_steps": 50, "save_steps": 500}})
-    assert [limit_updates(given, 401, 200).train[key] for key in keys[2:]] == [50, 81, 5]
-    stopped = found.override(stop_after=300)
+    assert [resolve(given, limit_updates(given, 401, 200)).train[key] for key in keys[2:]] == [50, 81, 5]
+    stopped = replace_values(found, stop_after=300)
     save_recipe(stopped.to_dict(), tmp_path / "recipe.toml")
     assert load_recipe(tmp_path / "recipe.toml") == stopped
 
@@ -247,7 +249,7 @@ def test_a_length_that_nobody_gave_is_at_most_the_model_s(name: str, tmp_path: P
     question = {"max_query_length": 9} if name == "squad2" else {}
     recipe = Recipe.make(task, given)
     assert recipe.data["max_length"] == 40
-    assert recipe.changed(train={"seed": 7}).data == recipe.data
+    assert vary(recipe, train={"seed": 7}).data == recipe.data
     save_recipe(recipe.to_dict(), tmp_path / "recipe.toml")
     assert load_recipe(tmp_path / "recipe.toml") == recipe
     assert Recipe.make(task, given, {"data": {"max_length": 36, **question}}).data["max_length"] == 36

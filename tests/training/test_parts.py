@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from bertkit.tasks import TASKS
-from bertkit.tasks.prediction import divide
-from bertkit.training import token_budget
-from bertkit.training.token_budget import TRAINED_ON_CPU, bound_tokens
+from bertkit.training import facts
+from bertkit.training.facts import TRAINED_ON_CPU, bound_tokens
+from bertkit.training.parts import divide_batch
 from tests.conftest import draft
+from tests.world import replace_values
 
 RTE = TASKS["rte"]
 
@@ -21,18 +22,18 @@ def test_a_gpu_is_filled_to_four_fifths(monkeypatch, others, most):
     The process with the least free memory decides, and a sequence is computed even where nothing is free.
     """
     model = SimpleNamespace(num_parameters=lambda only_trainable: 1_000_000, to=lambda device: model)
-    monkeypatch.setattr(token_budget, "measure_activations", lambda *args: 1000.0)
-    monkeypatch.setattr(token_budget, "gather_object", lambda own: [*own, *others])
+    monkeypatch.setattr(facts, "measure_activations", lambda *args: 1000.0)
+    monkeypatch.setattr(facts, "gather_object", lambda own: [*own, *others])
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (21_250_000, 80_000_000))
     found = bound_tokens(draft(RTE), RTE, model, [], torch.device("cuda"))
-    assert found.data["max_tokens"] == most
+    assert found == {"max_tokens": most}
 
 
 def test_what_a_person_gives_is_not_decided():
     for change in ({"data": {"max_tokens": 7}}, {"train": {"per_device_train_batch_size": 8}}):
-        recipe = draft(RTE).override(**change)
-        assert bound_tokens(recipe, RTE, None, None, torch.device("cuda")) == recipe
-    assert bound_tokens(draft(RTE), RTE, None, None, torch.device("cpu")).data["max_tokens"] == TRAINED_ON_CPU
+        recipe = replace_values(draft(RTE), **change)
+        assert bound_tokens(recipe, RTE, None, None, torch.device("cuda")) == {}
+    assert bound_tokens(draft(RTE), RTE, None, None, torch.device("cpu")) == {"max_tokens": TRAINED_ON_CPU}
 
 
 @pytest.mark.parametrize(
@@ -49,6 +50,6 @@ def test_a_part_has_as_many_rows_as_fit(most, parts):
     """Rows of 3, 2, 7 and 1 tokens in two sequences each; a row that does not fit is alone."""
     lengths = torch.tensor([[2, 1], [2, 0], [4, 3], [1, 0]])
     mask = (torch.arange(5) < lengths[..., None]).long()  # (B, C, T)
-    found = divide({"attention_mask": mask, "labels": torch.arange(4)}, most)
+    found = divide_batch({"attention_mask": mask, "labels": torch.arange(4)}, most)
     assert [part["labels"].tolist() for part in found] == parts
     assert torch.equal(torch.cat([part["attention_mask"] for part in found]), mask)

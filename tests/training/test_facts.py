@@ -3,8 +3,8 @@
 import pytest
 
 from bertkit.tasks import TASKS
-from bertkit.training.recipe import ADAPTED, Recipe, load_recipe, save_recipe
-from bertkit.training.resolve import apply_preset
+from bertkit.training.facts import describe_rows
+from bertkit.training.recipe import ADAPTED, Recipe, list_settled, load_recipe, resolve, save_recipe
 from bertkit.training.run import run
 from tests.official import write_checkpoint, write_glue, write_reviews
 from tests.world import assert_same_bits, read_weights
@@ -20,20 +20,25 @@ def given(tmp_path):
     return {"checkpoint": str(model), "precision": "fp32", "batch_size": 32, "data": data}
 
 
+def settle(recipe, rows):
+    """Return a recipe with what follows from the number of training rows."""
+    return resolve(recipe, describe_rows(recipe, rows))
+
+
 @pytest.mark.parametrize(
     ("rows", "hidden", "rate", "epochs"),
     [(100, 384, 7.8e-5, 20), (1000, 384, 7.8e-5, 10), (3000, 768, 3.9e-5, 4), (100_000, 1024, 2.9e-5, 3)],
 )
 def test_rate_and_epochs_follow_from_the_rows_and_the_model(given, monkeypatch, rows, hidden, rate, epochs):
     """300 updates of 32 rows are 9,600 rows: 96, 9.6, 3.2 and 0.1 epochs, of which 20 are the most and 3 the least."""
-    monkeypatch.setattr("bertkit.training.resolve.load_config", lambda _: type("", (), {"hidden_size": hidden}))
+    monkeypatch.setattr("bertkit.training.facts.load_config", lambda _: type("", (), {"hidden_size": hidden}))
     recipe = Recipe.make(CLASSIFY, given)
     assert not recipe.train.keys() & set(ADAPTED)
     lines = []
-    train = apply_preset(recipe, rows, lines.append).train
+    train = resolve(recipe, describe_rows(recipe, rows, lines.append)).train
     assert [train[key] for key in ADAPTED] == ["adamw_torch", rate, epochs]
     assert lines[0].startswith(f"preset auto, for {rows:,} training sequences and a hidden size of {hidden}: ")
-    own = apply_preset(Recipe.make(CLASSIFY, given, {"train": {"learning_rate": 1e-3}}), rows).train
+    own = settle(Recipe.make(CLASSIFY, given, {"train": {"learning_rate": 1e-3}}), rows).train
     assert (own["learning_rate"], own["num_train_epochs"]) == (1e-3, epochs)
 
 
@@ -42,7 +47,7 @@ def test_own_data_have_it_and_the_paper_s_have_the_paper_s(given, tmp_path, refu
     assert presets == {name: name for name in presets}
     official = {**given, "data": {"dir": str(write_glue(tmp_path / "glue"))}}
     assert Recipe.make(TASKS["rte"], official).preset == "paper"
-    assert apply_preset(Recipe.make(TASKS["rte"], official), 10).train["learning_rate"] == 2e-5
+    assert settle(Recipe.make(TASKS["rte"], official), 10).train["learning_rate"] == 2e-5
     assert Recipe.make(TASKS["ner"], fits_model=False).preset == "paper"
     own = {"data": {"dir": str(tmp_path / "own")}}
     for name in ("ner", "squad1"):
@@ -55,17 +60,17 @@ def test_an_open_recipe_is_saved_open_and_a_settled_one_repeats(given, tmp_path)
     recipe = Recipe.make(CLASSIFY, given)
     save_recipe(recipe.to_dict(), tmp_path / "open.toml")
     assert load_recipe(tmp_path / "open.toml") == recipe
-    settled = apply_preset(recipe, 1000)
+    settled = settle(recipe, 1000)
     save_recipe(settled.to_dict(), tmp_path / "settled.toml")
     again = load_recipe(tmp_path / "settled.toml")
-    assert again == settled == apply_preset(again, 5) == recipe.adopt(settled)
+    assert again == settled == settle(again, 5) == resolve(recipe, list_settled(settled))
 
 
 def test_a_run_records_its_values_and_its_command_continues_it(given, tmp_path):
     recipe, lines = Recipe.make(CLASSIFY, given, {"train": {"num_train_epochs": 1.0}}), []
     metrics = run(recipe, output=tmp_path / "run", report=lines.append)
     written = load_recipe(tmp_path / "run" / "recipe.toml")
-    assert written.train["learning_rate"] == apply_preset(recipe, 96).train["learning_rate"]
+    assert written.train["learning_rate"] == settle(recipe, 96).train["learning_rate"]
     assert sum(line.startswith("preset auto") for line in lines) == 1
     assert run(recipe, output=tmp_path / "run", report=lines.append) == metrics
     assert lines[-1].startswith(f"{tmp_path / 'run'} is finished")
@@ -75,7 +80,7 @@ def test_a_run_records_its_values_and_its_command_continues_it(given, tmp_path):
 
 def test_a_value_that_was_given_is_not_taken_for_a_settled_one(given, tmp_path, refused):
     """A run with a person's rate is another run than one that leaves the rate open."""
-    settled = apply_preset(Recipe.make(CLASSIFY, given, {"train": {"learning_rate": 1e-3}}), 96)
+    settled = settle(Recipe.make(CLASSIFY, given, {"train": {"learning_rate": 1e-3}}), 96)
     assert settled.settled == ["optim", "num_train_epochs"]
     (tmp_path / "run").mkdir()
     save_recipe(settled.to_dict(), tmp_path / "run" / "recipe.toml")
@@ -88,5 +93,5 @@ def test_a_training_before_is_settled_by_its_own_rows(tmp_path):
     data = {"dir": str(tmp_path / "own"), "extra_train": "more.json"}
     recipe = Recipe.make(TASKS["squad1"], {"data": data, "train": {"learning_rate": 1e-3}}, fits_model=False)
     found = {"optim": "adamw_torch", "num_train_epochs": 20.0}
-    earlier = TASKS["squad1"].pretrain_on(recipe.override(train=found, settled=list(found)).reopen())
+    earlier = TASKS["squad1"].pretrain_on(resolve(recipe, found))
     assert earlier.train == recipe.train

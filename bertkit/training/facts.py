@@ -1,4 +1,6 @@
-"""Decide what a recipe leaves to the data and the checkpoint: rate, epochs and optimizer, and the head to start from.
+"""Facts that the data and the machine tell of a recipe, for `bertkit.training.recipe.resolve`.
+
+From the rows come rate, epochs, optimizer and the head to start from, from the memory the tokens computed at once.
 
 The paper's few epochs at a low rate are for thousands of rows. On fewer rows fine-tuning fails mostly because it is too
 short and Adam's bias is not corrected (Mosbach et al. 2021, Zhang et al. 2021): a training therefore has at least
@@ -16,18 +18,21 @@ the head is random.
 
 import copy
 from math import ceil
+from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from accelerate.utils import gather_object
+from torch import Tensor, nn
 
 from bertkit.model.checkpoint import load_config
-from bertkit.model.precision import find_device
+from bertkit.model.precision import choose_precision, find_device, use_precision
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.finetuning import ENOUGH_UPDATES
 from bertkit.tasks.frozen import STRENGTHS, choose_head, encode_labelled, encode_sentences, measure_explained, solve
 from bertkit.tasks.ner import get_words
 from bertkit.tasks.task import Task
+from bertkit.training.parts import add_indices
 from bertkit.training.prepare import Prepared, choose_rows
 from bertkit.training.processes import join_processes, take_first
 from bertkit.training.recipe import ADAPTED, Recipe
@@ -38,38 +43,42 @@ LEAST_EXPLAINED = (
     0.05  # share of a constant answer's loss that a solved head explains: 0.01 on CoLA, 0.1 on 50 rows of SST-2
 )
 MOST_SOLVED, MOST_SOLVED_WORDS = 20_000, 50_000  # texts and words that a head is solved on
+TRAINED_ON_CPU = 2560  # tokens: BERT-base takes less than 5 GB; measured in recipes/RESULTS.md
+USED_SHARE = 0.8  # share of a GPU's free memory
+STATE_BYTES = 12  # bytes of a learned weight's gradient and two moments of Adam, in fp32
+SAMPLED = 128  # sequences whose tokens are counted, and that a dry run predicts
 UNUSED = ("batch_size", "patience", *ADAPTED, "max_steps", "warmup_steps")  # keys of a training by gradients
 
 
-def apply_preset(recipe: Recipe, rows: int, report: Report = ignore, pairs: bool = False) -> Recipe:
-    """Return a recipe with the values that its preset leaves to the data; another preset leaves none.
+def describe_rows(recipe: Recipe, rows: int, report: Report = ignore, pairs: bool = False) -> dict[str, Any]:
+    """Return rate, epochs and optimizer for some training rows, which a preset other than `auto` has already.
 
     Args:
         rows: The number of training sequences.
         pairs: Whether they are pairs of texts, whose training starts at random.
     """
+    facts: dict[str, Any] = {}
     if pairs and is_open(recipe):
-        recipe = start_at_random(recipe, "the vectors of pairs tell little before a training", report)
+        facts["start"] = start_at_random("the vectors of pairs tell little before a training", report)
     if recipe.preset != "auto" or recipe.is_solved:
-        return recipe
+        return facts
     hidden = load_config(recipe.checkpoint).hidden_size
     epochs = ceil(ENOUGH_UPDATES * recipe.batch_size / rows)
-    measured_in_updates = recipe.train.get("max_steps", -1) > 0
-    found = {
+    values = {
         "optim": "adamw_torch",  # corrects the bias
         "learning_rate": float(f"{RATE_TIMES_HIDDEN / hidden:.2g}"),
         "num_train_epochs": float(min(max(epochs, LEAST_EPOCHS), MOST_EPOCHS)),
     }
-    if measured_in_updates:
-        del found["num_train_epochs"]
-    if left := {key: value for key, value in found.items() if key not in recipe.train}:
+    if recipe.train.get("max_steps", -1) > 0:
+        del values["num_train_epochs"]
+    if left := {key: value for key, value in values.items() if key not in recipe.train}:
         words = ", ".join(f"{key} {value}" for key, value in left.items())
         report(f"preset auto, for {rows:,} training sequences and a hidden size of {hidden}: {words}")
-    return recipe.override(train=left, settled=[*recipe.settled, *left])
+    return facts | left
 
 
-def solve_start(task: Task, recipe: Recipe, model: nn.Module, prepared: Prepared, report: Report) -> Recipe:
-    """Give a model the classifier that is solved on the training rows, and return the recipe with what was chosen.
+def solve_start(task: Task, recipe: Recipe, model: nn.Module, prepared: Prepared, report: Report) -> dict[str, Any]:
+    """Give a model the classifier that is solved on the training rows, and return what was chosen.
 
     Pooling and strength that the recipe leaves open are chosen by folds over the training rows; no row of dev decides.
     The first process does both, and sends the result to the others. Where the recipe leaves the start open and the
@@ -84,18 +93,14 @@ def solve_start(task: Task, recipe: Recipe, model: nn.Module, prepared: Prepared
     pooling, strength, weight, bias, share = take_first(found)
     if share < LEAST_EXPLAINED:  # NaN where nothing was measured
         reason = f"the vectors explain {max(share, 0.0):.1%} of the loss of a constant answer"
-        return start_at_random(recipe, reason, report)
+        return {"start": start_at_random(reason, report)}
     if pooling == "mean" and not model.config.mean_layer:
         model.bert.add_mean_layer()
     with torch.no_grad():
         model.classifier.weight.copy_(torch.from_numpy(weight))
         model.classifier.bias.copy_(torch.from_numpy(bias))
-    chosen = ["pooling"] if recipe.data.get("pooling") == "auto" else []
-    chosen += [] if recipe.strength else ["strength"]
-    chosen += ["start"] if is_open(recipe) else []
-    data = {"pooling": pooling} if pooling else {}
-    start = "solved" if is_open(recipe) else recipe.start
-    return recipe.override(data=data, strength=strength, start=start, settled=[*recipe.settled, *chosen])
+    facts = {"pooling": pooling} if pooling else {}
+    return facts | {"strength": strength} | ({"start": "solved"} if is_open(recipe) else {})
 
 
 def is_open(recipe: Recipe) -> bool:
@@ -103,10 +108,10 @@ def is_open(recipe: Recipe) -> bool:
     return recipe.start == "auto" and not recipe.is_solved
 
 
-def start_at_random(recipe: Recipe, reason: str, report: Report) -> Recipe:
-    """Return a recipe whose open start is random."""
+def start_at_random(reason: str, report: Report) -> str:
+    """Say why an open start is random."""
     report(f"the head starts at random: {reason}")
-    return recipe.override(start="random", settled=[*recipe.settled, "start"])
+    return "random"
 
 
 def solve_words(
@@ -157,3 +162,40 @@ def solve_first(
         share = measure_explained(vectors[pooling], targets, labels, prepared.groups[rows], weights, strength)
     report(f"the head is solved on vectors of {len(rows):,} texts: pooling {pooling}, C = {strength:g}")
     return pooling, strength, *solve(vectors[pooling], targets, strength, labels, weights), share
+
+
+# --- Memory -----------------------------------------------------------------------------------------------------------
+
+
+def bound_tokens(recipe: Recipe, task: Task, model: nn.Module, rows: Any, device: torch.device) -> dict[str, Any]:
+    """Return the `max_tokens` that memory allows, unless a recipe has them or the sequences of a micro-batch.
+
+    All processes must call this together: the one with the least free memory decides.
+    """
+    if recipe.data["max_tokens"] or "per_device_train_batch_size" in recipe.train:
+        return {}
+    most = TRAINED_ON_CPU
+    if device.type == "cuda":
+        each = measure_activations(recipe, task, model.to(device), rows, device)
+        states = STATE_BYTES * model.num_parameters(only_trainable=True)
+        room = USED_SHARE * torch.cuda.mem_get_info(device)[0] - states
+        most = max(1, min(gather_object([int(room / each)])))
+    return {"max_tokens": most}
+
+
+def measure_activations(recipe: Recipe, task: Task, model: nn.Module, rows: Any, device: torch.device) -> float:
+    """Return the bytes a token that a forward pass keeps for the backward pass, in the longest of some sequences."""
+    some = list(getattr(rows, "parts", [range(len(rows))])[-1][:SAMPLED])  # the last phase has the longest ones
+    found = task.collate(rows.__getitems__(some))
+    lengths = found["attention_mask"].flatten(1).sum(1)  # (B,)
+    longest = int(lengths.argmax())
+
+    def measure(size: int) -> int:
+        kept: list[Tensor] = []
+        batch = add_indices({name: column[[longest] * size] for name, column in found.items()}, type(model))
+        hooks = torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x)
+        with use_precision(choose_precision(recipe.precision), device), hooks:
+            model.train()(**{name: column.to(device) for name, column in batch.items()})
+        return sum({x.data_ptr(): x.nbytes() for x in map(Tensor.untyped_storage, kept)}.values())
+
+    return (measure(2) - measure(1)) / int(lengths.max())  # the difference has no weights
