@@ -23,7 +23,7 @@ from pyarrow import parquet
 from bertkit.data.formats.rows import read_inputs
 from bertkit.data.pretraining.sources import read_documents
 from bertkit.data.pretraining.tokenize import tokenize_documents
-from bertkit.data.sequences import encode_inputs
+from bertkit.data.sequences import collate, encode_inputs
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.inference.predictor import Predictor
@@ -167,7 +167,7 @@ def encode_all(name: str, folder: Path, tokenizer: Any, **options: Any) -> None:
     examples = task.load(recipe.data, str)
     for split, found in examples.items():
         data = task.encode(found, tokenizer, recipe, split)
-        assert task.collate(data.__getitems__([0])) is not None
+        assert collate(data.__getitems__([0])) is not None
     task.configure(recipe, tokenizer, examples)
 
 

@@ -102,7 +102,7 @@ def examine(task: Task, given: Mapping[str, Any], model: str | None, report: Rep
         found |= near[split] | list_labels(rows, split)
         found |= list_scripts(*scripts[split], usual, rows[split].lines)
         if tokenizer is not None:
-            found |= measure(task, rows[split], tokenizer, options["max_length"])
+            found |= measure(rows[split], tokenizer, options["max_length"])
         if left_out_rows := getattr(examples[split], "left_out", ()):
             found |= count_rows(unlabelled=left_out_rows)
         texts = zip(rows[split].lines, rows[split].walk_texts(), strict=True)
@@ -194,14 +194,14 @@ def list_scripts(scripts: np.ndarray, names: Sequence[str], usual: str, lines: S
     return {"scripts": found} | count_rows(other_scripts=[lines[number] for number in others.tolist()])
 
 
-def measure(task: Task, rows: ExampleRows, tokenizer: Any, max_length: int) -> dict[str, Any]:
+def measure(rows: ExampleRows, tokenizer: Any, max_length: int) -> dict[str, Any]:
     """Return the lengths in tokens, the rows longer than `max_length`, and those with unknown words."""
     words, unknown = find_words(tokenizer), tokenizer.unk_token_id
     texts, lengths, flags, missed = rows.walk_texts(), [], [], Counter[str]()
     while batch := list(islice(texts, ROWS_A_CHECK)):
         flat = [text for row in batch for text in row]
         ids, sizes = words.encode(flat, np.int32)
-        lengths.append(measure_lengths(sizes.reshape(len(batch), -1), task.choices))
+        lengths.append(measure_lengths(sizes.reshape(len(batch), -1), rows.choices))
         ends = np.cumsum(sizes)
         counts = np.concatenate([[0], np.cumsum(ids == unknown)])
         is_odd = counts[ends] > counts[ends - sizes]  # (texts,)

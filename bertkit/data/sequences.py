@@ -5,7 +5,7 @@ several sequences per example for multiple choice (4.4), and for long texts (`be
 padded to its longest sequence, and the model removes the padding. Left out: the meaning of the labels.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -246,3 +246,33 @@ def batch_by_length(lengths: np.ndarray, tokens: int = TOKENS_A_BATCH) -> Iterat
         count = max(1, tokens // int(lengths[order[start]]))
         yield order[start : start + count]
         start += count
+
+
+def pad_features(items: Sequence[Mapping[str, np.ndarray]]) -> dict[str, "Tensor"]:
+    """Collate sequences into `features` (B, W, K, H), `labels` (B, W) and `attention_mask` (B, W) of words."""
+    import torch
+
+    longest = max(1, *(len(item["labels"]) for item in items))
+    shape = (len(items), longest)
+    mask = torch.zeros(shape, dtype=torch.int64)
+    labels = torch.full(shape, IGNORED)
+    features = torch.zeros(*shape, *items[0]["features"].shape[1:])  # (B, W, K, H)
+    for row, item in enumerate(items):
+        count = len(item["labels"])
+        mask[row, :count] = 1
+        labels[row, :count] = torch.from_numpy(np.array(item["labels"], np.int64))
+        features[row, :count] = torch.from_numpy(np.array(item["features"]))
+    return {"features": features, "labels": labels, "attention_mask": mask}
+
+
+def collate(items: Any) -> dict[str, "Tensor"]:
+    """Return the batch of what the `__getitems__` of a data set returns.
+
+    Sequences are padded (B, T), as are items with several, such as windows and choices (B, C, T), and words with their
+    features (B, W, K, H). The data set of a pretraining returns batches already.
+    """
+    if isinstance(items, dict):
+        return items
+    if "features" in items[0]:
+        return pad_features(items)
+    return pad_choices(items) if isinstance(items[0]["input_ids"], list) else pad(items)

@@ -19,9 +19,10 @@ from bertkit.studies.tables import name_axes, show_value
 from bertkit.system.progress import Report, describe_duration
 from bertkit.tasks import TASKS
 from bertkit.tasks.option import reads_own_data
+from bertkit.tasks.task import Task
 from bertkit.training import costs
 from bertkit.training.facts import describe_rows
-from bertkit.training.recipe import Recipe, RecipePart, merge, resolve
+from bertkit.training.recipe import Recipe, RecipePart, make_first, merge, resolve
 from bertkit.training.run_dir import FIRST
 
 TEXT_FOLDER = "text"  # holds the corpus, below data_root
@@ -77,6 +78,11 @@ def complete_at(directory: str, task: str, *parts: RecipePart, config: BertConfi
     """Make the recipe of the runs in a directory."""
     with locate_refusal(directory):
         return Recipe.make(TASKS[task], *parts, config=config)
+
+
+def name_folder(task: Task) -> str:
+    """Return the folder of a task's data below the root of a study, as its command is called; empty for own data."""
+    return task.command.split()[0] if task.copies else ""
 
 
 def locate_data(root: str, folder: str, task: str, recipe: RecipePart) -> RecipePart:
@@ -153,7 +159,7 @@ def list_group(study: Study, name: str, column: Column, origin: Pretraining | No
     for setting, setting_name in zip(settings, name_settings(settings), strict=True):
         directory = "/".join(filter(None, (above, setting_name)))
         parts = [study.recipe, column.recipe, row.recipe, *(set_axis(axis, value) for axis, value in setting.items())]
-        data = locate_data(study.data_root, task.folder, task.name, merge(*parts))
+        data = locate_data(study.data_root, name_folder(task), task.name, merge(*parts))
         seed = {"train": {"seed": study.seeds[0]}}
         recipe = complete_at(directory, column.task, *parts, seed, data, start, config=config)
         runs = {seed: f"{directory}/seed-{seed}" for seed in study.seeds}
@@ -220,7 +226,7 @@ def describe_time(study: Study, output: Path, report: Report) -> list[str]:
         for directory, cell in cells.items():
             start = {"checkpoint": str(left[cell.origin])} if cell.origin else {}
             recipes += [(directory, replace(cell.recipe, **start))] * len(cell.runs)
-        earlier = [(f"{directory}/{FIRST}", TASKS[recipe.task].pretrain_on(recipe)) for directory, recipe in recipes]
+        earlier = [(f"{directory}/{FIRST}", make_first(recipe)) for directory, recipe in recipes]
         for directory, recipe in [*recipes, *((directory, recipe) for directory, recipe in earlier if recipe)]:
             same = merge(
                 recipe.to_dict(), {"batch_size": 0, "data": {"fold": 0}, "train": dict.fromkeys(WITHOUT_COST, 0)}

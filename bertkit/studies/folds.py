@@ -23,12 +23,12 @@ from bertkit.studies.run_processes import RunJob
 from bertkit.system.files import atomic_open, write_json
 from bertkit.system.progress import ignore
 from bertkit.tasks import TASKS
-from bertkit.tasks.task import Task
 from bertkit.training.predictions import KEY, ROW_NUMBER, TABLE_SUFFIX, hash_rows, pack_table, read_table
 from bertkit.training.recipe import load_recipe
 from bertkit.training.run_dir import PREDICTIONS, RECIPE_FILE
 
 OUT_OF_FOLD = "out_of_fold"  # the file has the suffixes of a run's predictions
+ROW_FILES = ("dev.csv", "dev.jsonl", "dev.conll")  # files with a row, a line or a block for each row of dev
 FOLD_SCORES = "folds.json"
 
 
@@ -38,7 +38,7 @@ def check_folds(finished: Iterable[RunJob]) -> None:
         task, options = TASKS[job.recipe.task], job.recipe.data
         if not options.get("folds"):
             continue
-        find_rows([Path(job.output)], task)
+        find_rows([Path(job.output)])
         rows = task.tabulate_examples(task.load(options, ignore)[next(iter(task.splits))])
         there = read_table(Path(job.output) / PREDICTIONS / f"dev{TABLE_SUFFIX}").select([KEY, ROW_NUMBER])
         if there.to_pydict() != {KEY: hash_rows(rows.walk_texts(), rows.labels), ROW_NUMBER: list(rows.lines)}:
@@ -59,7 +59,7 @@ def gather_folds(results: Mapping[str, Any], output: Path) -> Table | None:
         return None
     folders = [output / run["directory"] for run in runs]
     task = TASKS[load_recipe(folders[0] / RECIPE_FILE).task]
-    paths = find_rows(folders, task)
+    paths = find_rows(folders)
     tables = [read_table(path.with_name(f"dev{TABLE_SUFFIX}")) for path in paths]
     metrics = [run["metrics"] for run in runs]
     scores, lines = {}, []
@@ -77,10 +77,10 @@ def gather_folds(results: Mapping[str, Any], output: Path) -> Table | None:
     return make_table(f"{output}", ["score", f"mean ± sd (n) over {len(runs)} folds"], lines)
 
 
-def find_rows(folders: Sequence[Path], task: Task) -> list[Path]:
+def find_rows(folders: Sequence[Path]) -> list[Path]:
     """Return the file of dev's rows in the predictions of each finished fold, which lies beside its table."""
     there = [{path.name for path in (folder / PREDICTIONS).glob("dev.*")} for folder in folders]
-    name = next((name for name in task.row_files if any(name in names for names in there)), task.row_files[0])
+    name = next((name for name in ROW_FILES if any(name in names for names in there)), ROW_FILES[0])
     for folder, names in zip(folders, there, strict=True):
         if missing := [file for file in (name, f"dev{TABLE_SUFFIX}") if file not in names]:
             raise UsageError(f"{folder} has no {PREDICTIONS}/{missing[0]}; delete {folder} and repeat the command")

@@ -30,6 +30,7 @@ class ExampleRows:
     lines: Sequence[int]  # the line of each row in its file, or its number from 1
     source: Columns | None = None  # the rows of a person's own table; None for other files
     used: Collection[str] = ()  # the columns of `source` that the task reads
+    choices: int = 0  # the number of last texts that are in sequences of their own, after the others; 0: none
 
     def __len__(self) -> int:
         return len(self.lines)

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bertkit.data.sequences import pad, pad_choices
 from bertkit.data.splits import UNLABELLED
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import raise_first
@@ -85,10 +84,6 @@ class FineTuningTask(Task):
         }
         raise_first(troubles)
         super().check(recipe)
-
-    def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, "Tensor"]:
-        """Return the padded batch of some sequences (B, T), or of items with several, such as windows (B, C, T)."""
-        return pad_choices(items) if isinstance(items[0]["input_ids"], list) else pad(items)
 
     def summarize(
         self, outputs: Any, batch: Mapping[str, "Tensor"], settings: PredictionSettings | None = None

@@ -427,21 +427,6 @@ def measure_loss(logits: np.ndarray, targets: np.ndarray, weights: Sequence[floa
 # --- For training -----------------------------------------------------------------------------------------------------
 
 
-def pad_features(items: Sequence[Mapping[str, np.ndarray]]) -> dict[str, Tensor]:
-    """Collate sequences into `features` (B, W, K, H), `labels` (B, W) and `attention_mask` (B, W) of words."""
-    longest = max(1, *(len(item["labels"]) for item in items))
-    shape = (len(items), longest)
-    mask = torch.zeros(shape, dtype=torch.int64)
-    labels = torch.full(shape, IGNORE_INDEX)
-    features = torch.zeros(*shape, *items[0]["features"].shape[1:])  # (B, W, K, H)
-    for row, item in enumerate(items):
-        count = len(item["labels"])
-        mask[row, :count] = 1
-        labels[row, :count] = torch.from_numpy(np.array(item["labels"], np.int64))
-        features[row, :count] = torch.from_numpy(np.array(item["features"]))
-    return {"features": features, "labels": labels, "attention_mask": mask}
-
-
 def cache_features(
     checkpoint: str,
     layers: str,

@@ -163,9 +163,8 @@ SCORE_NAMES = {"f1": "F1"} | SINGLE_LABEL.scores | ONE_NUMBER.scores
 class GlueTask(TextTask):
     """The task of one row of the table, a classification whose columns, labels and files are known."""
 
-    folder = "glue"
     options = GLUE_OPTIONS
-    row_files = compared = ()
+    compared = ()
 
     def __init__(self, row: Benchmark) -> None:
         self.row = row

@@ -115,7 +115,7 @@ class NerTask(FineTuningTask):
     """Words of sentences with tags, fine-tuned or from features."""
 
     solves_head = True
-    name = command = folder = "ner"
+    name = command = "ner"
     title = "CoNLL-2003"
     head = "BertFeaturesForTokenClassification"
     heads: Mapping[str, Mapping[str, str]] = {"features": {"": "BertForTokenClassification"}}
@@ -132,7 +132,6 @@ class NerTask(FineTuningTask):
         "bertkit features {run} --input texts.txt --layers last --output vectors.npz  # its vectors",
     )
     long = "read in parts"
-    row_files = ("dev.jsonl", "dev.conll")
     copies: Mapping[str, tuple[str, str, str]] = {
         name: (NER_HUB, NER_CONFIG, split) for name, split in NER_HUB_SPLITS.items()
     }
@@ -273,14 +272,6 @@ class NerTask(FineTuningTask):
         # A space inside a word would divide it in the column.
         texts = {"sentence": [" ".join(x.replace(" ", "\u00a0") for x in words) for words in text.list_words()]}
         return ExampleRows(texts, groups, labels, classes, [x.line for x in text.sentences], text.rows, text.columns)
-
-    def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, "Tensor"]:
-        """Return the batch of some sequences, of either approach."""
-        if "features" not in items[0]:
-            return super().collate(items)
-        from bertkit.tasks.frozen import pad_features
-
-        return pad_features(items)
 
     def configure(self, recipe: Any, tokenizer: Any, examples: Any) -> dict[str, Any]:
         """Return the labels by name, and the sizes of the feature-based approach."""

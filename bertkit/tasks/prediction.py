@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertkit.data.sequences import TOKENS_A_BATCH, EncodedInputs, batch_by_length, stack_summaries
+from bertkit.data.sequences import TOKENS_A_BATCH, EncodedInputs, batch_by_length, collate, stack_summaries
 from bertkit.errors import UsageError
 from bertkit.metrics.calibration import scale_logits
 from bertkit.model.config import BertConfig
@@ -47,21 +47,21 @@ def summarize_inputs(
 ) -> list[Any]:
     """Return the summary of each sequence of some inputs."""
 
-    def collate(numbers: list[int]) -> dict[str, Tensor]:
+    def make_batch(numbers: list[int]) -> dict[str, Tensor]:
         return inputs.collate([inputs.data[number] for number in numbers])
 
-    return run_model(task, settings.model, inputs.lengths, collate, precision, settings)
+    return run_model(task, settings.model, inputs.lengths, make_batch, precision, settings)
 
 
 def summarize_split(task: Task, model: Any, data: Any, precision: str = "fp32") -> np.ndarray:
     """Return the summaries (S, ...) of a split's data set."""
 
-    def collate(numbers: Sequence[int]) -> dict[str, Tensor]:
-        return task.collate(data.__getitems__(numbers))
+    def make_batch(numbers: Sequence[int]) -> dict[str, Tensor]:
+        return collate(data.__getitems__(numbers))
 
     parts = [range(start, min(start + SIZED_AT_ONCE, len(data))) for start in range(0, len(data), SIZED_AT_ONCE)]
-    lengths = [collate(part)["attention_mask"].flatten(1).sum(1).numpy() for part in parts]
-    return stack_summaries(run_model(task, model, np.concatenate(lengths), collate, precision))
+    lengths = [make_batch(part)["attention_mask"].flatten(1).sum(1).numpy() for part in parts]
+    return stack_summaries(run_model(task, model, np.concatenate(lengths), make_batch, precision))
 
 
 @torch.inference_mode()
@@ -69,7 +69,7 @@ def run_model(
     task: Task,
     model: Any,
     lengths: np.ndarray,
-    collate: Callable[[list[int]], dict[str, Tensor]],
+    make_batch: Callable[[list[int]], dict[str, Tensor]],
     precision: str,
     settings: PredictionSettings | None = None,
 ) -> list[Any]:
@@ -77,11 +77,11 @@ def run_model(
 
     Args:
         lengths: (S,) the tokens of each sequence.
-        collate: Returns the batch of the sequences with some numbers.
+        make_batch: Returns the batch of the sequences with some numbers.
     """
     summaries: list[Any] = [None] * len(lengths)
     for numbers in batch_by_length(lengths, limit_batch(model.device)):
-        outputs, batch = compute(task, model, collate(numbers.tolist()), precision)
+        outputs, batch = compute(task, model, make_batch(numbers.tolist()), precision)
         rows = task.summarize(outputs, batch, settings)
         if isinstance(rows, Tensor):
             rows = scale_logits(rows.cpu().numpy(), model.config.temperature)

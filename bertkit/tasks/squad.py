@@ -11,7 +11,7 @@ after as many windows as there are questions.
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -124,10 +124,8 @@ class SquadTask(FineTuningTask):
 
     head = "BertForQuestionAnswering"
     metric = "f1"
-    folder = "squad"
     is_combinable = True
     options = SQUAD_OPTIONS
-    row_files = ("dev.jsonl",)
     next_commands = (ANOTHER_SEED, "bertkit predict {run} --input questions.jsonl --output answers.jsonl")
 
     def __init__(self, version: Version) -> None:
@@ -231,15 +229,6 @@ class SquadTask(FineTuningTask):
     def name_file(self, split: str) -> str:
         """Return the official name of a split's file."""
         return f"{split}-v{self.version.release}.json"
-
-    def pretrain_on(self, recipe: Any) -> Any:
-        """Return the recipe of the training on `extra_train`, if there is one (section 4.2, TriviaQA)."""
-        if not recipe.data["extra_train"]:
-            return None
-        data = {"train_file": recipe.data["extra_train"], "extra_train": "", "max_train_samples": 0}
-        # The rows of this run have settled these; the others settle their own.
-        train = {key: value for key, value in recipe.train.items() if key not in recipe.settled}
-        return replace(recipe, data={**recipe.data, **data}, train=train, settled=[])
 
     def encode(
         self, examples: list[Question], tokenizer: Any, recipe: Any, split: str, report: Report = ignore

@@ -51,7 +51,7 @@ Continuations = tuple[str, list[str]]  # a context and its possible continuation
 class SwagTask(FineTuningTask):
     """A context, the first words of the next sentence, and four endings."""
 
-    name = command = folder = "swag"
+    name = command = "swag"
     title = "SWAG"
     head = "BertForMultipleChoice"
     metric = "accuracy"
@@ -59,7 +59,6 @@ class SwagTask(FineTuningTask):
     is_classifier = True
     splits: Mapping[str, str] = {"dev": "{}"}
     unlabelled = ("test",)
-    choices = len(ENDINGS)
     copies: Mapping[str, tuple[str, str, str]] = {name: (*HUB_SWAG, split) for name, split in SWAG_SPLITS.items()}
     options = SWAG_OPTIONS
 
@@ -105,7 +104,8 @@ class SwagTask(FineTuningTask):
         texts |= dict(zip(ENDINGS, map(list, endings), strict=True))
         answers = [one.answer for one in examples]
         labels = None if None in answers else [CHOICES[answer] for answer in answers]
-        return ExampleRows(texts, texts["context"], labels, labels or [], [one.line for one in examples])
+        lines = [one.line for one in examples]
+        return ExampleRows(texts, texts["context"], labels, labels or [], lines, choices=len(ENDINGS))
 
     # --- Scores -------------------------------------------------------------------------------------------------------
 

@@ -108,16 +108,13 @@ class Task:
         copies: Split -> data set, configuration and split of its copy on the Hub.
         command: The command that runs it, after `bertkit`.
         next_commands: Commands to try after a run; `{run}` is its directory, `{objective}` an option of `[data]`.
-        folder: The folder of its data below a study's root.
         pairs: Whether an input is a pair of texts; None if the task does not determine it.
-        choices: The number of last texts of an example that are in sequences of their own, after the others; 0: none.
         long: The treatment of texts longer than `max_length`, in words.
         reusable: Whether encoded data can be shared by runs with the same `[data]`, `[model]` and checkpoint.
         is_combinable: Whether the answers of several runs can be combined (`bertkit.inference.ensemble`).
         evaluation_options: Arguments of the head's `forward` in evaluation.
         is_classifier: Whether it predicts classes or several labels of a whole input, so that `calibrate` applies.
         baselines: The names of the baselines that `bertkit.training.baselines` fits.
-        row_files: Files among the predictions with a row, a line or a block for each example of dev; one is written.
     """
 
     name: str
@@ -137,16 +134,13 @@ class Task:
     copies: Mapping[str, tuple[str, str, str]] = {}
     command: str
     next_commands: tuple[str, ...] = ()
-    folder = ""
     pairs: bool | None = None
-    choices = 0
     long = "truncated"
     reusable = True
     is_combinable = False
     evaluation_options: Mapping[str, Any] = {}
     is_classifier = False
     baselines: tuple[str, ...] = ()
-    row_files: tuple[str, ...] = ()
 
     # --- The recipe ---------------------------------------------------------------------------------------------------
 
@@ -163,10 +157,6 @@ class Task:
                 raise UsageError(f"unknown {key} {value!r} in [data]; expected one of {expected}")
             if option.least is not None:
                 check_range(f"{key} is {value} in [data]", value, option.least, option.below)
-
-    def pretrain_on(self, recipe: Any) -> Any:
-        """Return the recipe of a preceding training that supplies the checkpoint; None if there is none."""
-        return None
 
     # --- The data -----------------------------------------------------------------------------------------------------
 
@@ -204,10 +194,6 @@ class Task:
         Its `fingerprint()` is a text that tells it from other data. Truncated texts and the like are reported.
         """
         raise NotImplementedError
-
-    def collate(self, items: Any) -> dict[str, "Tensor"]:
-        """Return the batch of the result of the data set's `__getitems__`; here it is one already."""
-        return items
 
     def tabulate_examples(self, examples: Any) -> ExampleRows | None:
         """Return the rows of a split's examples; None if the task has no examples before encoding."""

@@ -136,7 +136,6 @@ class TextTask(FineTuningTask):
     metric = "score"
     is_classifier = True  # regression is refused when the data are read
     baselines = ("tfidf", "frozen")
-    row_files: tuple[str, ...] = ("dev.csv",)
     next_commands: tuple[str, ...] = (
         ANOTHER_SEED,
         "bertkit predict {run} --input FILE.csv --output predictions.csv",

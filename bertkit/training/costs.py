@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import Subset
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState
 
+from bertkit.data.sequences import collate
 from bertkit.data.tokenizer import save_tokenizer
 from bertkit.errors import pluralize
 from bertkit.system.progress import Report, describe_duration, ignore
@@ -24,7 +25,7 @@ from bertkit.training.facts import MOST_SOLVED, SAMPLED, bound_tokens, describe_
 from bertkit.training.network import make_model
 from bertkit.training.prepare import Prepared, prepare
 from bertkit.training.processes import take_first
-from bertkit.training.recipe import Recipe, resolve
+from bertkit.training.recipe import Recipe, make_first, resolve
 from bertkit.training.run import count_updates, make_trainer
 from bertkit.training.run_dir import FIRST, describe_environment
 from bertkit.training.trainer import explain_shortage
@@ -108,7 +109,7 @@ def measure(recipe: Recipe, prepared: Prepared, seconds: float) -> Measured:
             trainer, found = time_updates(recipe, model, Subset(rows, part), seconds / len(parts), Path(folder))
             updates.append(found)
             some = spread(part) if task.reusable else part[:SAMPLED]  # sequences of a pretraining are planned in order
-            mask = task.collate(rows.__getitems__(list(some)))["attention_mask"]
+            mask = collate(rows.__getitems__(list(some)))["attention_mask"]
             tokens.append(float(mask.sum()) / len(some))
         trainer.compute_metrics, some = None, spread(range(len(dev)))
         trainer.predict(Subset(dev, some[: trainer.args.world_size]))  # a warm-up
@@ -226,7 +227,7 @@ def find_costs(recipe: Recipe, left: Path | None = None, report: Report = ignore
 
 def describe_cost(recipe: Recipe, output: Path, report: Report = ignore) -> list[str]:
     """Return the expected cost of a recipe in lines, or why it is not forecast; arguments as for `find_costs`."""
-    earlier = TASKS[recipe.task].pretrain_on(recipe)
+    earlier = make_first(recipe)
     lines = [f"before, {line}" for line in describe_cost(earlier, output / FIRST, report)] if earlier else []
     if isinstance(measured := find_costs(recipe, report=report), str):
         return [*lines, measured]

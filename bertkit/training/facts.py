@@ -17,6 +17,7 @@ the head is random.
 """
 
 import copy
+from dataclasses import replace
 from math import ceil
 from typing import Any
 
@@ -24,18 +25,22 @@ import numpy as np
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor, nn
+from transformers import set_seed
 
+from bertkit.data.sequences import collate
 from bertkit.model.checkpoint import load_config
 from bertkit.model.precision import choose_precision, find_device, use_precision
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.finetuning import ENOUGH_UPDATES
 from bertkit.tasks.frozen import STRENGTHS, choose_head, encode_labelled, encode_sentences, measure_explained, solve
 from bertkit.tasks.ner import get_words
+from bertkit.tasks.prediction import check_types
 from bertkit.tasks.task import Task
+from bertkit.training.network import load_head
 from bertkit.training.parts import add_indices
 from bertkit.training.prepare import Prepared, choose_rows
 from bertkit.training.processes import join_processes, take_first
-from bertkit.training.recipe import ADAPTED, Recipe
+from bertkit.training.recipe import ADAPTED, Recipe, resolve
 
 LEAST_EPOCHS, MOST_EPOCHS = 3, 20
 RATE_TIMES_HIDDEN = 0.03
@@ -48,6 +53,33 @@ USED_SHARE = 0.8  # share of a GPU's free memory
 STATE_BYTES = 12  # bytes of a learned weight's gradient and two moments of Adam, in fp32
 SAMPLED = 128  # sequences whose tokens are counted, and that a dry run predicts
 UNUSED = ("batch_size", "patience", *ADAPTED, "max_steps", "warmup_steps")  # keys of a training by gradients
+
+
+def settle(
+    task: Task, recipe: Recipe, first: str, prepared: Prepared, goes_on: bool, device: torch.device, report: Report
+) -> tuple[Recipe, nn.Module]:
+    """Return the recipe with what the data and the machine decide, and its model.
+
+    Args:
+        first: The directory of the training that comes before this one; empty without one.
+        goes_on: Whether the run continues from a checkpoint, which has the model.
+    """
+    if "train" in prepared.data:
+        recipe = resolve(recipe, describe_rows(recipe, len(prepared.data["train"]), report, prepared.pairs))
+    start = replace(recipe, checkpoint=first, reinit_layers=0) if first else recipe
+    set_seed(recipe.train["seed"])  # a run must not depend on whether its data were prepared here
+    model, new = load_head(task, start, prepared.settings, report)
+    rows = next(iter(prepared.data.values()))
+    check_types(collate(rows.__getitems__([0])), model.config)
+    if recipe.starts_solved and not goes_on and "train" in prepared.data:
+        if recipe.is_solved or new:
+            recipe = resolve(recipe, solve_start(task, recipe, model, prepared, report))
+            set_seed(recipe.train["seed"])
+            if not recipe.starts_solved:
+                model, _ = load_head(task, replace(start, start=recipe.start), prepared.settings, report)
+        else:
+            report("the training starts from the classifier of the checkpoint, which is for these labels")
+    return resolve(recipe, bound_tokens(recipe, task, model, rows, device)), model
 
 
 def describe_rows(recipe: Recipe, rows: int, report: Report = ignore, pairs: bool = False) -> dict[str, Any]:
@@ -186,7 +218,7 @@ def bound_tokens(recipe: Recipe, task: Task, model: nn.Module, rows: Any, device
 def measure_activations(recipe: Recipe, task: Task, model: nn.Module, rows: Any, device: torch.device) -> float:
     """Return the bytes a token that a forward pass keeps for the backward pass, in the longest of some sequences."""
     some = list(getattr(rows, "parts", [range(len(rows))])[-1][:SAMPLED])  # the last phase has the longest ones
-    found = task.collate(rows.__getitems__(some))
+    found = collate(rows.__getitems__(some))
     lengths = found["attention_mask"].flatten(1).sum(1)  # (B,)
     longest = int(lengths.argmax())
 

@@ -1,13 +1,14 @@
 """The parts of an update: as many rows as fit into memory, computed one after the other."""
 
-from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor
 
+from bertkit.data.sequences import collate
 from bertkit.model.heads import BertHead
 
 
-def collate_parts(collate: Callable[[list], dict], head: type[BertHead], most_tokens: int, rows: list) -> dict:
+def collate_parts(head: type[BertHead], most_tokens: int, rows: Any) -> dict[str, Any]:
     """Collate rows, and add the `parts` of the batch with their indices, which are computed one after the other."""
     batch = collate(rows)
     return batch | {"parts": [add_indices(part, head) for part in divide_batch(batch, most_tokens)]}

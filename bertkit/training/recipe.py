@@ -139,6 +139,16 @@ class Recipe:
         return [phase["max_length"] for phase in self.phase] or [self.data.get("max_length", 0)]
 
 
+def make_first(recipe: Recipe) -> Recipe | None:
+    """Return the recipe of the training on `extra_train`, which comes before; None without one (section 4.2)."""
+    if not (source := recipe.data.get("extra_train")):
+        return None
+    data = {**recipe.data, "train_file": source, "extra_train": "", "max_train_samples": 0}
+    # The rows of the run have settled these; those of the training before it settle their own.
+    train = {key: value for key, value in recipe.train.items() if key not in recipe.settled}
+    return dataclasses.replace(recipe, data=data, train=train, settled=[])
+
+
 # Names that other programs have for keys -> table and key.
 ALIASES = {
     "epochs": ("train", "num_train_epochs"),

@@ -17,7 +17,6 @@ import os
 import shutil
 from collections.abc import Collection, Mapping
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,18 +40,17 @@ from bertkit.system.files import atomic_write, hold_directory
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
 from bertkit.tasks.finetuning import IS_LEARNED, KEPT, LOSS_FALLS, SEARCHED, SOLVED
-from bertkit.tasks.prediction import check_types
 from bertkit.tasks.task import CHOSEN_ON_DEV, TUNE, Task, score_summaries
 from bertkit.training.arguments import make_arguments
 from bertkit.training.baselines import Baseline, fit_baselines, score_baselines
 from bertkit.training.callbacks import PredictionProgress, Progress, StopAfter, StopOnSignal
-from bertkit.training.facts import MOST_SOLVED, bound_tokens, describe_rows, solve_start
-from bertkit.training.network import load_head, make_model
+from bertkit.training.facts import MOST_SOLVED, settle
+from bertkit.training.network import make_model
 from bertkit.training.outputs import find_better, is_falling, is_learned, save_best, write_results
 from bertkit.training.parts import collate_parts
 from bertkit.training.prepare import Prepared, prepare
 from bertkit.training.processes import explain_lost_process, join_processes
-from bertkit.training.recipe import Recipe, list_settled, load_recipe, resolve, save_recipe
+from bertkit.training.recipe import Recipe, list_settled, load_recipe, make_first, resolve, save_recipe
 from bertkit.training.run_dir import (
     BEST,
     CALIBRATION_FILE,
@@ -122,24 +120,10 @@ def run(
             processes.wait_for_everyone()  # all check the directory before the first one writes to it
             if processes.is_main_process:
                 start_directory(output, recipe, prepared.tokenizer)
-        if "train" in prepared.data:
-            recipe = resolve(recipe, describe_rows(recipe, len(prepared.data["train"]), report, prepared.pairs))
-            args = make_arguments(recipe, output)
-        start = train_first(recipe, output, report, progress)
-        set_seed(args.seed)  # a run must not depend on whether its data were prepared here
-        model, new = load_head(task, start, prepared.settings, report)
-        first = next(iter(prepared.data.values()))
-        check_types(task.collate(first.__getitems__([0])), model.config)
-        if recipe.starts_solved and checkpoint is None and "train" in prepared.data:
-            if recipe.is_solved or new:
-                recipe = resolve(recipe, solve_start(task, recipe, model, prepared, report))
-                set_seed(args.seed)
-                if not recipe.starts_solved:
-                    model, _ = load_head(task, replace(start, start=recipe.start), prepared.settings, report)
-            else:
-                report("the training starts from the classifier of the checkpoint, which is for these labels")
+        first = train_first(recipe, output, report, progress)
+        recipe, model = settle(task, recipe, first, prepared, checkpoint is not None, args.device, report)
+        args = make_arguments(recipe, output)
         baselines = fit_baselines(task, recipe, prepared, report) if processes.is_main_process else {}
-        recipe = resolve(recipe, bound_tokens(recipe, task, model, first, args.device))
         if processes.is_main_process:
             save_recipe(recipe.to_dict(), output / RECIPE_FILE)
             weights = fingerprint_weights(model)
@@ -166,17 +150,17 @@ def run(
         return finish(task, recipe, trainer, prepared, output, report, baselines)
 
 
-def train_first(recipe: Recipe, output: Path, report: Report, progress: Progress) -> Recipe:
-    """Run the training that comes before this one, if any, and return a recipe that starts from it.
+def train_first(recipe: Recipe, output: Path, report: Report, progress: Progress) -> str:
+    """Run the training that comes before this one, if any, and return its directory.
 
     It is a separate run in `output/first`, and is not repeated if it is finished.
     """
-    if (earlier := TASKS[recipe.task].pretrain_on(recipe)) is None:
-        return recipe
+    if (earlier := make_first(recipe)) is None:
+        return ""
     report(f"first, in {output / FIRST}:")
     run(earlier, output=output / FIRST, report=report, progress=progress)
     report("then:")
-    return replace(recipe, checkpoint=str(output / FIRST), reinit_layers=0)
+    return str(output / FIRST)
 
 
 def count_updates(args: TrainingArguments, recipe: Recipe, rows: int) -> int:
@@ -207,7 +191,7 @@ def dry_run(recipe: Recipe, output: str | Path) -> dict[str, Any]:
     plan["precision"] = choose_precision(recipe.precision)
     if args.max_steps > 0:
         plan["updates"] = args.max_steps
-    if task.pretrain_on(recipe) is not None:
+    if make_first(recipe) is not None:
         plan["before"] = f"another training run, in {Path(output) / FIRST}"
     return plan
 
@@ -247,7 +231,7 @@ def make_trainer(
             max_tokens=(most, 0 if "per_device_eval_batch_size" in recipe.train else most),
             train_dataset=data.get("train"),
             eval_dataset=dev,
-            data_collator=partial(collate_parts, task.collate, type(model)),
+            data_collator=partial(collate_parts, type(model)),
             compute_metrics=lambda prediction: score_summaries(task, prediction.predictions, dev),
             optimizer_cls_and_kwargs=optimizer,
             callbacks=[StopOnSignal(Path(args.output_dir), progress), PredictionProgress(report), *callbacks],

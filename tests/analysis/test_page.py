@@ -20,6 +20,7 @@ from bertkit.reports import html
 from bertkit.reports.html import style_columns
 from bertkit.reports.plots import Plot, Series
 from bertkit.reports.tables import make_table, split_number
+from bertkit.studies.cells import name_folder
 from bertkit.studies.tables import describe_size, explain_scores
 from bertkit.tasks import TASKS
 from bertkit.tasks.examples import ExampleRows
@@ -69,7 +70,7 @@ def root(tmp_path_factory):
     train = {"max_steps": 4, "logging_steps": 1, "eval_strategy": "steps", "eval_steps": 2, "learning_rate": 2e-2}
     recipe = {"checkpoint": str(start), "precision": "fp32", "batch_size": 8, "train": train}
     for name, options in FINE_TUNED.items():
-        data = {"dir": str(root / TASKS[name].folder), **options}
+        data = {"dir": str(root / name_folder(TASKS[name])), **options}
         run(Recipe.make(TASKS[name], recipe | {"data": data}), output=root / "runs" / name)
     again = read_recipe(root / "runs" / "mrpc" / "recipe.toml")
     run(Recipe.make(TASKS["mrpc"], again, {"train": {"seed": 43}}), output=root / "runs" / "mrpc-43")

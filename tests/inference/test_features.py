@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from bertkit.data import sequences as batching
-from bertkit.data.sequences import Sequences, encode_inputs
+from bertkit.data.sequences import Sequences, encode_inputs, pad_features
 from bertkit.data.tagging import Features
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.inference import features as module
 from bertkit.inference.features import extract
 from bertkit.model.bilstm import FEATURE_LAYERS, select_features
 from bertkit.tasks import frozen as features
-from bertkit.tasks.frozen import cache_features, load_encoder, pad_features
+from bertkit.tasks.frozen import cache_features, load_encoder
 from tests.official import write_checkpoint
 
 TEXTS = ["word1 good", "bad word12 so word3 word4", "good", "word1 bad word2 好 so"]

@@ -11,6 +11,7 @@ from transformers.trainer_pt_utils import nested_concat
 
 import bertkit
 from bertkit.data.long_texts import LONG
+from bertkit.data.sequences import collate
 from bertkit.data.tags import ENTITIES, WORDS
 from bertkit.errors import UsageError
 from bertkit.metrics.rows import WeightedScore, take_values
@@ -80,7 +81,7 @@ def case(request, prepare):
 
 
 def take_batch(task, data, count=8):
-    return task.collate(data.__getitems__(list(range(count))))
+    return collate(data.__getitems__(list(range(count))))
 
 
 def answer(task, model, data):

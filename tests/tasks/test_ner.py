@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bertkit import BertFeaturesForTokenClassification, BertForTokenClassification, BertModel
-from bertkit.data.sequences import pad
+from bertkit.data.sequences import collate, pad
 from bertkit.data.tagging import ABSENT, IGNORED, Sentence, TaggedText, encode_words
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.inference.predictor import Predictor
@@ -283,7 +283,7 @@ def test_half_features_are_close(tmp_path, folder, start):
     found, dev = [], load(folder)[0]["dev"]
     for half in (False, True):
         recipe = Recipe.make(NER, make_features_recipe(tmp_path, folder, start), {"data": {"half_features": half}})
-        found.append(NER.collate([NER.encode(dev, load_tokenizer(start), recipe, "dev")[0]])["features"])
+        found.append(collate([NER.encode(dev, load_tokenizer(start), recipe, "dev")[0]])["features"])
     assert not torch.equal(*found)
     torch.testing.assert_close(*found, rtol=2e-3, atol=2e-3)
 

@@ -9,6 +9,7 @@ from transformers import AutoModelForQuestionAnswering
 
 from bertkit import BertForQuestionAnswering
 from bertkit.data.formats.squad import read_squad
+from bertkit.data.sequences import collate
 from bertkit.data.spans import Answer, Question, Span, express, keep_top, rank
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.metrics.rows import take_values
@@ -249,7 +250,7 @@ def test_predictions_belong_to_their_questions_however_training_is_ordered(tmp_p
     model = BertForQuestionAnswering.from_pretrained(tmp_path / "run").eval()
     questions = read_squad(tmp_path / "squad" / "dev-v1.1.json")
     data = task.encode(questions, load_tokenizer(start), load_recipe(tmp_path / "run" / "recipe.toml"), "dev")
-    batches = [task.collate([data[index]]) for index in range(len(data))]
+    batches = [collate([data[index]]) for index in range(len(data))]
     with torch.no_grad():
         kept = np.concatenate([task.summarize(model(**batch), batch).numpy() for batch in batches])
     written = json.loads((tmp_path / "run" / "predictions" / "predictions.json").read_text())

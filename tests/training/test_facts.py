@@ -4,7 +4,7 @@ import pytest
 
 from bertkit.tasks import TASKS
 from bertkit.training.facts import describe_rows
-from bertkit.training.recipe import ADAPTED, Recipe, list_settled, load_recipe, resolve, save_recipe
+from bertkit.training.recipe import ADAPTED, Recipe, list_settled, load_recipe, make_first, resolve, save_recipe
 from bertkit.training.run import run
 from tests.official import write_checkpoint, write_glue, write_reviews
 from tests.world import assert_same_bits, read_weights
@@ -93,5 +93,5 @@ def test_a_training_before_is_settled_by_its_own_rows(tmp_path):
     data = {"dir": str(tmp_path / "own"), "extra_train": "more.json"}
     recipe = Recipe.make(TASKS["squad1"], {"data": data, "train": {"learning_rate": 1e-3}}, fits_model=False)
     found = {"optim": "adamw_torch", "num_train_epochs": 20.0}
-    earlier = TASKS["squad1"].pretrain_on(resolve(recipe, found))
+    earlier = make_first(resolve(recipe, found))
     assert earlier.train == recipe.train

@@ -147,19 +147,19 @@ def test_a_signal_to_one_of_two_processes_stops_both_and_the_run_can_go_on(recip
 
 LOST = """
 import os, signal
-from bertkit import tasks
+from bertkit.training import parts
 
 seen = []
 
 def collate(batch):
     seen.append(len(batch))
-    # One batch has checked types, and the next one is fetched before an update.
-    if os.environ["RANK"] == "{rank}" and len(seen) == 9:
+    # The next batch is fetched before an update.
+    if os.environ["RANK"] == "{rank}" and len(seen) == 8:
         os.kill(os.getpid(), signal.SIGKILL)
     return take(batch)
 
-take = tasks.TASKS["pretrain"].collate
-tasks.TASKS["pretrain"].collate = collate
+take = parts.collate
+parts.collate = collate
 """
 SPARSE = {"train": {"max_steps": 10, "logging_steps": 4, "eval_strategy": "no", "eval_on_start": False}}
 

@@ -13,6 +13,7 @@ from torch import nn
 import bertkit
 from bertkit.data.labels import SINGLE, LabelSpace
 from bertkit.data.long_texts import encode_long
+from bertkit.data.sequences import collate
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.inference.predictor import Predictor
 from bertkit.model.checkpoint import load_model
@@ -65,7 +66,7 @@ def test_the_vectors_are_those_that_the_head_reads(root, pooling, checkpoint):
             model.bert.add_mean_layer()
             assert list(encode_sentences(copy.deepcopy(model.bert).eval(), items)) == ["mean"]
         with torch.no_grad():
-            expected = model.eval()(**CLASSIFICATION.collate(items)).logits.numpy()
+            expected = model.eval()(**collate(items)).logits.numpy()
         np.testing.assert_allclose(found[pooling], expected, atol=2e-6)
 
 
@@ -286,7 +287,7 @@ def test_a_run_that_was_stopped_becomes_the_same_run(root, tmp_path, monkeypatch
         with pytest.raises(Stopped):
             train(root, tmp_path / "run", "stars", saves)
     if stopped == "after it":
-        monkeypatch.setattr("bertkit.training.run.solve_start", stop)
+        monkeypatch.setattr("bertkit.training.facts.solve_start", stop)
     metrics = train(root, tmp_path / "run", "stars", saves)
     assert metrics == straight
     assert_same_bits(read_weights(tmp_path / "run"), read_weights(tmp_path / "straight"))

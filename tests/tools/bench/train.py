@@ -33,7 +33,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PrinterCallback, Trainer
 from transformers.masking_utils import flash_attention_mask
 
-from bertkit.data.sequences import IGNORED
+from bertkit.data.sequences import IGNORED, collate
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.model.precision import choose_precision, find_device
@@ -123,7 +123,7 @@ class Training:
 
     def load(self) -> DataLoader:
         """Return the batches in order."""
-        return DataLoader(self.rows, self.recipe.batch_size, collate_fn=self.task.collate)
+        return DataLoader(self.rows, self.recipe.batch_size, collate_fn=collate)
 
 
 def make_pretraining(given: argparse.Namespace) -> Training:
@@ -235,7 +235,7 @@ def compare_losses(training: Training, updates: int, record: Record) -> None:
     recipe = replace_values(training.recipe, model=STILL, train=STOCK_OPTIMIZER)
     ours, stock = load_both(training, recipe)
     sides = {BERTKIT: Side(training, ours, recipe)} | make_flattened(training, stock, recipe)
-    exact = Side(training, stock, recipe, training.task.collate).train(updates, logs=True)[1]
+    exact = Side(training, stock, recipe, collate).train(updates, logs=True)[1]
     for name, side in sides.items():
         losses = side.train(updates, logs=True)[1]
         apart = fmean(abs(one - other) for one, other in zip(losses, exact, strict=True))
@@ -247,7 +247,7 @@ def compare_losses(training: Training, updates: int, record: Record) -> None:
 
 def make_sides(training: Training, compiled: bool) -> dict[str, Side]:
     """Return this package's side and those of plain transformers that run here."""
-    recipe, collate = training.recipe, training.task.collate
+    recipe = training.recipe
     ours, stock = load_both(training, recipe)
     plain = replace_values(recipe, train=STOCK_OPTIMIZER)
     full = partial(collate_full, collate, recipe.data["max_length"])
