@@ -159,7 +159,7 @@ def expect(
         model: A checkpoint, or several to compare (default: the task's, if its weights are on this disk).
 
     Returns:
-        See `bertkit.analysis.expected.find_expected`; None where no baseline applies.
+        See `bertkit.analysis.expected.measure_expected`; None where no baseline applies.
 
     Raises:
         UsageError: A keyword, the data or a checkpoint is wrong.
@@ -262,7 +262,7 @@ class Run:
             else:
                 pq.write_table(convert_table(data), file)
             given = {"text": text, "label": label}
-            columns = {name: spell_names(make_plain(value), []) for name, value in given.items()}
+            columns = {name: format_names(make_plain(value), []) for name, value in given.items()}
             found = evaluate(self.source, str(file), Path(folder, "scores"), report, **columns)
             if len(found) > 1:
                 raise UsageError(f"{file} has {len(found)} splits; give the file of one of them")
@@ -297,16 +297,16 @@ def sort_settings(task: Task, settings: Mapping[str, Any]) -> dict[str, Any]:
     recipe: dict[str, Any] = {"data": {}}
     for name, value in settings.items():
         if name in options:
-            recipe["data"][name] = spell_names(value, options[name])
+            recipe["data"][name] = format_names(value, options[name])
         else:
             recipe[name] = value  # the check of the recipe names an unknown key
     return recipe
 
 
-def spell_names(value: Any, default: Any) -> Any:
+def format_names(value: Any, default: Any) -> Any:
     """Return the value of an option with names of columns as texts, as in Arrow; one name is a list if need be."""
     if isinstance(value, list) and isinstance(default, list):
-        return [spell_names(each, "") for each in value]
+        return [format_names(each, "") for each in value]
     if isinstance(value, int | float) and not isinstance(value, bool) and isinstance(default, str | list):
         value = str(value)
     return [value] if isinstance(value, str) and isinstance(default, list) else value

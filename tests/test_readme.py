@@ -19,7 +19,7 @@ from bertkit.data.formats.glue import read_labels, read_split
 from bertkit.data.formats.rows import read_columns
 from bertkit.data.formats.squad import read_own_squad, read_squad
 from bertkit.data.formats.swag import read_swag
-from bertkit.data.labels import find_labels
+from bertkit.data.labels import make_label_space
 from bertkit.data.pretraining.sources import read_documents
 from bertkit.data.spans import is_placed
 from bertkit.errors import UsageError
@@ -27,7 +27,7 @@ from bertkit.inference.features import extract
 from bertkit.studies.cells import list_cells
 from bertkit.studies.spec import OPTIONS, make_study
 from bertkit.tasks import TASKS
-from bertkit.tasks.glue import GRID, find_glue
+from bertkit.tasks.glue import GRID, get_glue_task
 from bertkit.tasks.task import list_commands
 from bertkit.training.predictions import read_table
 from bertkit.training.recipe import Recipe, check, parse_setting, read_recipe
@@ -233,7 +233,7 @@ def test_the_samples_on_the_pages_are_what_is_read(tmp_path):
 
     documents = list(read_documents([str(write("Pretraining", "text", "corpus.txt"))]))
     assert [len(document) for document in documents] == [3, 1]
-    rte = find_glue("rte").row
+    rte = get_glue_task("rte").row
     table = read_split(rte, "train", write("GLUE", "tsv", "train.tsv"))
     assert read_labels(rte, table).tolist() == [1, 0]
     questions = read_squad(write("SQuAD 1.1 and 2.0", "json", "train-v2.0.json"), 2)
@@ -247,7 +247,7 @@ def test_the_samples_on_the_pages_are_what_is_read(tmp_path):
     assert text.sentences[0].tags == ["B-PER", "O", "O", "B-LOC"]
     reviews = read_columns(write("Your own texts", "csv", "reviews.csv"))
     assert reviews.find("title").to_pylist()[-1] == "NA"
-    space = find_labels(reviews, ["stars"], "auto")
+    space = make_label_space(reviews, ["stars"], "auto")
     assert (space.kind, space.names) == ("single_label_classification", ("1", "4", "5"))
     (block,) = find_blocks(SECTIONS["Studies"], "toml")
     cells = list_cells(make_study(tomllib.loads(block), {"checkpoint": str(write_checkpoint(tmp_path / "bert"))}))
@@ -320,7 +320,7 @@ def run_example(tmp_path, monkeypatch, capsys):
 
 def test_the_example_with_an_interval_runs(run_example):
     assert len(EXAMPLES) == 7, "the other tests run six"
-    low, high = (number for number in run_example("find_interval") if number % 1)
+    low, high = (number for number in run_example("estimate_interval") if number % 1)
     assert 0 < low < 0.75 < high < 1
 
 

@@ -283,7 +283,7 @@ def make_results(grid, tasks, scores, rows=("",), seeds=(42, 43), select="best",
                 "at_or_below_majority": None if majority is None else sum(value <= majority for value in done),
             }
             head = {"row": row, "column": task, "task": task, "setting": setting, "directory": directory, "runs": runs}
-            group.append(head | statistic | {"borrowed": False})
+            group.append(head | statistic | {"is_pretraining": False})
         cells += group
         scored = [cell for cell in group if cell["n"]]
         if scored:
@@ -353,7 +353,7 @@ def make_ablation():
     metrics = {"perplexity": 12.3456, "updates": 6000, "heldout_pairs": 1000}
     state = {"status": "finished", "metrics": metrics}
     statistic = {"n": 1, "failed": 0, "mean": 12.3456, "sd": None, "best": 12.3456, "at_or_below_majority": None}
-    shown = {"row": "BERT", "column": "LM (ppl)", "task": "pretrain", "setting": {}, "borrowed": True} | statistic
+    shown = {"row": "BERT", "column": "LM (ppl)", "task": "pretrain", "setting": {}, "is_pretraining": True} | statistic
     shown |= {"directory": "pretrain/bert", "runs": [{"seed": 1, "directory": "pretrain/bert"} | state]}
     scores = [
         {"name": "perplexity", "unit": "", "value": 12.3456},

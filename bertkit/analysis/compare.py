@@ -26,10 +26,10 @@ from bertkit.metrics.table import LABEL, add_facts, list_names, read_facts
 from bertkit.reports.tables import Table, find_row, make_table
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
-from bertkit.tasks.kinds import find_kind
+from bertkit.tasks.kinds import get_kind
 from bertkit.tasks.task import Task, shorten_text
 from bertkit.tasks.text import CLASSIFICATION
-from bertkit.training.predictions import GROUP, KEY, TABLE_SUFFIX, read_table, spell_answers
+from bertkit.training.predictions import GROUP, KEY, TABLE_SUFFIX, format_cells, read_table
 from bertkit.training.recipe import read_recipe
 from bertkit.training.run_dir import METRICS_FILE, PREDICTIONS, RECIPE_FILE, STUDY_RESULT, read_study
 
@@ -61,9 +61,9 @@ class Method:
     @cached_property
     def answers(self) -> list[tuple[str, ...]]:
         """Return the answers of all runs to each row."""
-        return list(zip(*map(spell_answers, self.runs), strict=True))
+        return list(zip(*map(format_cells, self.runs), strict=True))
 
-    def find_title(self) -> str:
+    def name_metric(self) -> str:
         """Return the name of the metric, that of the score that it is equal to if it has none of its own."""
         scores = self.task.score(self.runs[0])
         key = next(name for name, score in scores.items() if score is scores[self.task.metric])
@@ -129,7 +129,7 @@ class MethodComparison:
         gaps = np.abs(self.second.judge_rows() - self.first.judge_rows())
         differs = [set(one) != set(two) for one, two in zip(self.first.answers, self.second.answers, strict=True)]
         numbers = np.flatnonzero(differs | (gaps > 0))
-        texts, right = [rows.column(name) for name in read_facts(rows)["texts"]], spell_answers(rows, LABEL)
+        texts, right = [rows.column(name) for name in read_facts(rows)["texts"]], format_cells(rows, LABEL)
         return [
             {
                 "texts": [column[row].as_py() for column in texts],
@@ -182,7 +182,7 @@ def match(group: Sequence[Method]) -> Iterator[tuple[Method, Method, Contrast, i
 
 def unite_names(tables: Sequence[pa.Table]) -> list[str]:
     """Return the classes as the runs know them, or of all tables without a run; none for numbers, answers and tags."""
-    if any(not find_kind(rows).has_names or set(COUNT_COLUMNS) & set(rows.column_names) for rows in tables):
+    if any(not get_kind(rows).has_names or set(COUNT_COLUMNS) & set(rows.column_names) for rows in tables):
         return []
     runs = [rows for rows in tables if "task" in read_facts(rows)]
     return list(dict.fromkeys(name for rows in runs or tables for name in list_names(rows)))
@@ -238,7 +238,7 @@ def list_runs(source: Path) -> Iterator[tuple[str, list[Path]]]:
         for cell in read_study(source).cells:
             paths = [source / run.directory for run in cell.runs if run.status == "finished"]
             # A pretraining has no task to compare by, and an ensemble no recipe.
-            if paths and (paths[0] / RECIPE_FILE).is_file() and find_task(paths[0]) is not None:
+            if paths and (paths[0] / RECIPE_FILE).is_file() and read_task(paths[0]) is not None:
                 yield str(paths[0].parent if len(cell.runs) > 1 else paths[0]), paths
     else:
         raise UsageError(f"{source} is neither a run nor a study; give --output directories, or tables")
@@ -254,7 +254,7 @@ def drop_seed(recipe: Mapping[str, Any]) -> str:
     return json.dumps({**recipe, "train": {**recipe["train"], "seed": None}}, sort_keys=True)
 
 
-def find_task(run: Path) -> Task | None:
+def read_task(run: Path) -> Task | None:
     """Return the task of a run; None if its rows are not scored, as in pretraining."""
     task = TASKS.get(str(read_recipe(run / RECIPE_FILE).get("task")))
     return task if task is not None and task.metric and not task.lower_is_better else None
@@ -275,7 +275,7 @@ def read_tables(paths: Sequence[Path], split: str | None) -> dict[Path, pa.Table
 
 def read_run(path: Path, split: str | None) -> pa.Table:
     """Read the prediction table of a run's split."""
-    task = find_task(path)
+    task = read_task(path)
     split = split or next(iter(task.splits if task else ()), "dev")
     file = path / PREDICTIONS / f"{split}{TABLE_SUFFIX}"
     if task and file.is_file() and LABEL in (rows := read_table(file)).column_names:
@@ -302,7 +302,7 @@ def tabulate(comparisons: Sequence[MethodComparison]) -> Iterator[Table]:
             limits = f"{one.contrast.low:+.2f} to {one.contrast.high:+.2f}"
             cells = [show_points(one.second), f"{one.contrast.value:+.2f}", limits, show_p(one.p), one.verdict]
             lines.append([one.second.describe(), *cells])
-        heads = ["", f"{first.find_title()} (%)", "difference", interval, corrected, "verdict"]
+        heads = ["", f"{first.name_metric()} (%)", "difference", interval, corrected, "verdict"]
         yield make_table(f"{task.name}, {pluralize(contrast.rows, 'row')} in common", heads, lines)
 
 

@@ -19,17 +19,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bertkit.analysis.expected import EXPECTED, ROWS, choose_models, find_expected, tabulate_expected
+from bertkit.analysis.expected import EXPECTED, ROWS, choose_models, measure_expected, tabulate_expected
 from bertkit.analysis.label_errors import LABEL_ERRORS, describe_label_errors, predict_by_vectors
-from bertkit.data.duplicates import ROWS_A_CHECK, TRAIN_SPLIT, find_near, hash_bands, number_answers
+from bertkit.data.duplicates import ROWS_A_CHECK, TRAIN_SPLIT, encode_answers, hash_bands, list_near_repeats
 from bertkit.data.formats.line import TYPED_ROW, raise_errors
-from bertkit.data.formats.rows import Columns, check_output, find_suffix, walk_rows
+from bertkit.data.formats.rows import Columns, check_output, check_suffix, walk_rows
 from bertkit.data.formats.writer import write_beside, write_rows
-from bertkit.data.labels import ALIKE, list_alike, number_cells, parse_number
+from bertkit.data.labels import ALIKE, encode_cells, list_alike, parse_number
 from bertkit.data.long_texts import POOLED
-from bertkit.data.scripts import find_scripts
+from bertkit.data.scripts import detect_scripts
 from bertkit.data.splits import EmptySplitError
-from bertkit.data.tokenizer import find_words, load_tokenizer
+from bertkit.data.tokenizer import get_cached_tokenizer, load_tokenizer
 from bertkit.errors import UsageError, as_usage_error
 from bertkit.metrics.table import LABEL, PROBABILITY_PREFIX
 from bertkit.reports.tables import MISSING, Table, make_table
@@ -94,7 +94,7 @@ def examine(task: Task, given: Mapping[str, Any], model: str | None, report: Rep
     checked = check_rows(rows)
     near = compare_all(rows, checked)
     splits = checked.format()
-    scripts = {split: find_scripts(one.walk_texts()) for split, one in rows.items()}
+    scripts = {split: detect_scripts(one.walk_texts()) for split, one in rows.items()}
     kinds, names = scripts.get(TRAIN_SPLIT) or next(iter(scripts.values()))
     counts = np.bincount(kinds[kinds >= 0], minlength=len(names))
     usual = names[counts.argmax()] if counts.any() else ""  # empty if all rows are without letters
@@ -139,7 +139,7 @@ def expect_scores(diagnosis: Diagnosis, models: Sequence[str], report: Report) -
     recipe, groups = diagnosis.recipe, np.asarray(rows.groups)
     chosen = choose_models(models, recipe.checkpoint, report)
     keys, longest = diagnosis.checked.keys[TRAIN_SPLIT], recipe.data["max_length"]
-    return find_expected(TASKS[recipe.task], diagnosis.train, groups, keys, chosen, longest, report)
+    return measure_expected(TASKS[recipe.task], diagnosis.train, groups, keys, chosen, longest, report)
 
 
 def add_expected(diagnosis: Diagnosis, models: Sequence[str], report: Report) -> Diagnosis:
@@ -163,7 +163,7 @@ def compare_all(rows: Mapping[str, ExampleRows], checked: CheckedRows) -> dict[s
         return (texts[index] for index in indices.tolist())
 
     bands, found = {split: hash_bands(one.walk_texts()) for split, one in rows.items()}, {}
-    for split, (in_train, repeats) in find_near(checked.keys, bands, read).items():
+    for split, (in_train, repeats) in list_near_repeats(checked.keys, bands, read).items():
         pairs = {"near_repeats": checked.pair_lines(split, split, repeats)}
         if split != TRAIN_SPLIT:
             pairs["near_train"] = checked.pair_lines(split, TRAIN_SPLIT, in_train)
@@ -196,7 +196,7 @@ def list_scripts(scripts: np.ndarray, names: Sequence[str], usual: str, lines: S
 
 def measure(rows: ExampleRows, tokenizer: Any, max_length: int) -> dict[str, Any]:
     """Return the lengths in tokens, the rows longer than `max_length`, and those with unknown words."""
-    words, unknown = find_words(tokenizer), tokenizer.unk_token_id
+    words, unknown = get_cached_tokenizer(tokenizer), tokenizer.unk_token_id
     texts, lengths, flags, missed = rows.walk_texts(), [], [], Counter[str]()
     while batch := list(islice(texts, ROWS_A_CHECK)):
         flat = [text for row in batch for text in row]
@@ -236,10 +236,10 @@ def check_columns(rows: Mapping[str, ExampleRows]) -> dict[str, Any]:
     if (train := rows.get(TRAIN_SPLIT)) is None or train.source is None:
         return {}
     are_numbers = isinstance(train.labels[0], float)
-    answers = np.array(train.labels) if are_numbers else number_answers(train.labels, {})  # a set of labels is a class
+    answers = np.array(train.labels) if are_numbers else encode_answers(train.labels, {})  # a set of labels is a class
     found: dict[str, Any] = {"empty": [], "constant": [], "gives_label_away": {}}
     for name in (name for name in train.source.table.column_names if name not in train.source.faults):
-        codes, values = number_cells(train.source, name)
+        codes, values = encode_cells(train.source, name)
         if not any(value.strip() for value in values):
             found["empty"].append(name)
         elif len(values) == 1:
@@ -422,7 +422,7 @@ def plan_files(diagnosis: Diagnosis, output: Path) -> dict[str, Path]:
     for source in files:
         check_output(source, output, "--write")
         if is_folder:
-            suffix = ".csv" if find_suffix(source) in (".csv", ".tsv", ".xlsx") else ".jsonl"
+            suffix = ".csv" if check_suffix(source) in (".csv", ".tsv", ".xlsx") else ".jsonl"
             files[source] = output / f"{Path(source).name.partition('.')[0]}{suffix}"
     return files
 
@@ -436,7 +436,7 @@ def write_clean(diagnosis: Diagnosis, drops: Sequence[str], output: Path, report
         found = diagnosis.findings["splits"][split]
         dropped = {pair[0] for drop in drops for key in DROPS.get(drop, ()) for pair in found.get(f"{key}_rows", ())}
         if "contradictory" in drops:
-            dropped.update(np.asarray(rows.lines)[diagnosis.checked.find_contradictory(split)].tolist())
+            dropped.update(np.asarray(rows.lines)[diagnosis.checked.mark_contradictory(split)].tolist())
         kept.setdefault(rows.source.source, set()).update(set(rows.lines) - dropped)
     if LABEL_ERROR_DROP in drops:
         suspected = diagnosis.findings["label_errors"]["suspected"]

@@ -23,7 +23,7 @@ from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.metrics.baseline import TERM_LISTS, rotate, vectorize_texts, vectorize_words
 from bertkit.metrics.classification import FIXED_THRESHOLD
-from bertkit.metrics.intervals import find_interval
+from bertkit.metrics.intervals import estimate_interval
 from bertkit.metrics.rows import WeightedScore, take_values
 from bertkit.model.checkpoint import find_weights
 from bertkit.reports.plots import Plot, Series
@@ -135,7 +135,7 @@ class WordRows:
         vectors, _ = vectorize_words(self.words, self.words[:1])  # (M, V)
 
         def fit(fitted: np.ndarray, held: np.ndarray) -> list[np.ndarray]:
-            given, asked = self.find_words(fitted), self.find_words(held)
+            given, asked = self.index_words(fitted), self.index_words(held)
             targets = self.targets[given]
             logits = answer(vectors[given], vectors[asked], targets, WORDS_STRENGTH, len(self.names))
             sizes = [len(self.words[number]) for number in held.tolist()]
@@ -143,7 +143,7 @@ class WordRows:
 
         yield {"name": "words alone"}, fit
 
-    def find_words(self, sentences: np.ndarray) -> np.ndarray:
+    def index_words(self, sentences: np.ndarray) -> np.ndarray:
         """Return the numbers of the words of sentences."""
         starts = np.concatenate([[0], self.ends[:-1]])
         return np.concatenate([np.arange(starts[number], self.ends[number]) for number in sentences.tolist()])
@@ -152,7 +152,7 @@ class WordRows:
 ROWS = {TextExamples: TextRows, TaggedExamples: WordRows}
 
 
-def find_expected(
+def measure_expected(
     task: Task,
     examples: Any,
     groups: np.ndarray,
@@ -185,7 +185,7 @@ def find_expected(
         scores = data.score([fit(*fold) for fold in folds], held)
         score = scores[task.metric]
         metric = next(key for key, other in scores.items() if other is score)  # the one that `score` stands for
-        interval = find_interval(score, data.groups[held].tolist())
+        interval = estimate_interval(score, data.groups[held].tolist())
         limits = {} if interval is None else {"low": interval.low, "high": interval.high}
         baselines.append({**facts, "score": get_value(score), **limits})
         fits.append(fit)

@@ -19,11 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bertkit.data.formats.rows import Input, Line
+from bertkit.data.formats.rows import Input, LocatedInput
 from bertkit.data.long_texts import choose_cut
 from bertkit.data.spans import tokenize
 from bertkit.data.tagging import group_tokens
-from bertkit.data.tokenizer import find_pair_template
+from bertkit.data.tokenizer import get_pair_template
 from bertkit.errors import explain_missing, raise_first
 from bertkit.inference.predictor import Predictor, take_rows
 from bertkit.model.onnx import OnnxModel
@@ -43,7 +43,7 @@ NO_WORD = -1  # the word of a special token
 
 
 def explain(
-    predictor: Predictor, inputs: Iterable[Input | Sequence[str] | Line], at_once: int | None = None
+    predictor: Predictor, inputs: Iterable[Input | Sequence[str] | LocatedInput], at_once: int | None = None
 ) -> Iterator[Result]:
     """Yield the result of each input, as `Predictor.stream` does, with the key `explanation`.
 
@@ -68,7 +68,7 @@ def explain(
     inputs, again = tee(take_rows(inputs))
     for given, result in zip(again, predictor.stream(inputs, at_once), strict=True):
         if "error" not in result:
-            example = predictor.read(given.value if isinstance(given, Line) else given)
+            example = predictor.read(given.value if isinstance(given, LocatedInput) else given)
             result = result | {"explanation": explain_example(predictor, example, result)}
         yield result
 
@@ -212,8 +212,8 @@ def explain_labels(
     windows, with equal weights.
     """
     lengths = {**list_defaults(TEXT_OPTIONS), **settings.lengths}
-    words, owners = find_words(zip(("text", "text_pair"), example, strict=False), settings.tokenizer)
-    form = find_pair_template(settings.tokenizer)
+    words, owners = list_field_words(zip(("text", "text_pair"), example, strict=False), settings.tokenizer)
+    form = get_pair_template(settings.tokenizer)
     room = settings.max_length - form.count(len(owners))
     windows, _ = choose_cut(lengths["long"], lengths["doc_stride"])(owners, room)
     if "score" in result:
@@ -231,7 +231,7 @@ def explain_labels(
     return words, [join_with_specials(parts, len(form.between)) for parts in windows], targets
 
 
-def find_words(texts: Iterable[tuple[str, str]], tokenizer: Any) -> tuple[list[Word], list[np.ndarray]]:
+def list_field_words(texts: Iterable[tuple[str, str]], tokenizer: Any) -> tuple[list[Word], list[np.ndarray]]:
     """Return the words of all texts, given with the names of their fields, and for each text the word of each token."""
     words, owners = [], []
     for field, text in texts:

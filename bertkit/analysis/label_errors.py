@@ -36,7 +36,7 @@ from bertkit.studies.spec import define_folds
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.frozen import encode, load_encoder, solve
-from bertkit.tasks.kinds import SINGLE_LABEL, find_kind
+from bertkit.tasks.kinds import SINGLE_LABEL, get_kind
 from bertkit.training.predictions import ROW_NUMBER, TABLE_SUFFIX, read_table
 from bertkit.training.prepare import choose_rows
 from bertkit.training.recipe import Recipe, RecipePart
@@ -46,7 +46,7 @@ FROZEN_FOLDS, FROZEN_STRENGTH = 5, 1.0
 MOST_JUDGED = 10_000  # rows that the frozen encoder reads
 
 
-def find_label_errors(probabilities: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def detect_label_errors(probabilities: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Find the rows whose labels are probably wrong, by confident learning.
 
     Each of several labels is a problem of two classes. A label that all rows or none have is never suspected.
@@ -92,9 +92,9 @@ def describe_label_errors(rows: pa.Table) -> dict[str, Any]:
         label, their probabilities as `score` and `suggested_score`, and all `probabilities`.
     """
     facts, names, labels = read_facts(rows), list_names(rows), rows.column(LABEL).to_pylist()
-    probabilities, codes = read_probabilities(rows, names), find_kind(rows).number(labels, names)
+    probabilities, codes = read_probabilities(rows, names), get_kind(rows).encode(labels, names)
     is_several = codes.ndim == 2
-    found, scores, suggestions = find_label_errors(probabilities, codes)
+    found, scores, suggestions = detect_label_errors(probabilities, codes)
     others = [name for name in rows.column_names if name != LABEL and not name.startswith(PROBABILITY_PREFIX)]
     texts = rows.select(facts.get("texts", others)).take(pa.array(found, pa.int64())).to_pylist()
     lines = rows.column(ROW_NUMBER).to_pylist() if ROW_NUMBER in rows.column_names else range(1, len(rows) + 1)
@@ -102,8 +102,8 @@ def describe_label_errors(rows: pa.Table) -> dict[str, Any]:
         {
             "row": lines[row],
             "texts": list(own.values()),
-            "given": spell_label(labels[row]),
-            "suggested": spell_label([names[n] for n in np.flatnonzero(better)] if is_several else names[better]),
+            "given": format_label(labels[row]),
+            "suggested": format_label([names[n] for n in np.flatnonzero(better)] if is_several else names[better]),
             "score": float(scores[row]),
             "suggested_score": float(1 - scores[row] if is_several else probabilities[row, better]),
             "probabilities": dict(zip(names, probabilities[row].tolist(), strict=True)),
@@ -113,7 +113,7 @@ def describe_label_errors(rows: pa.Table) -> dict[str, Any]:
     return {"rows": len(rows), "by": facts.get("by", "other models"), "suspected": entries}
 
 
-def spell_label(label: str | Sequence[str]) -> str:
+def format_label(label: str | Sequence[str]) -> str:
     """Return a label or several labels in words."""
     return label if isinstance(label, str) else ", ".join(label) or "no label"
 

@@ -26,13 +26,13 @@ from bertkit.analysis.explanation import EXPLANATIONS, describe_words, list_part
 from bertkit.analysis.slices import tabulate_slices
 from bertkit.errors import UsageError, as_usage_error, pluralize
 from bertkit.metrics.calibration import bin_probabilities, measure_calibration
-from bertkit.metrics.intervals import find_share_interval
+from bertkit.metrics.intervals import estimate_share_interval
 from bertkit.metrics.ner import score_types
 from bertkit.metrics.rows import take_values
 from bertkit.metrics.table import (
     LABEL,
     PREDICTION,
-    number_names,
+    encode_names,
     read_facts,
     read_probabilities,
 )
@@ -56,7 +56,7 @@ from bertkit.studies.spec import STUDY_FILE
 from bertkit.system.files import atomic_write
 from bertkit.system.progress import Report, describe_duration, ignore
 from bertkit.tasks import TASKS
-from bertkit.tasks.kinds import find_kind
+from bertkit.tasks.kinds import get_kind
 from bertkit.training.model_card import describe_machine
 from bertkit.training.predictions import TABLE_SUFFIX, read_table, show_mistakes
 from bertkit.training.recipe import read_recipe
@@ -93,9 +93,9 @@ def write_page(paths: Sequence[Path], output: Path, report: Report = ignore) -> 
     """Write the page of some runs and studies, finished or not; a study includes its chosen runs."""
     if output.suffix not in ("", ".html", ".htm"):
         raise UsageError(f"{output} must end in .html, the format of the page")
-    folders = [list(find_folders(path)) or [path] for path in paths]
+    folders = [list(list_folders(path)) or [path] for path in paths]
     sources = list_sources(chain.from_iterable(folders))
-    others = find_others(sources)
+    others = list_others(sources)
     links = {source.path.resolve(): f"#{source.id}" for source in sources}
     parts = []
     for source in sources:
@@ -141,17 +141,17 @@ def list_sources(paths: Iterable[Path]) -> list[Source]:
     return list(sources.values())
 
 
-def find_folders(path: Path) -> Iterator[Path]:
+def list_folders(path: Path) -> Iterator[Path]:
     """Yield a run or a study, or those below a folder; what belongs to one of them is left to it."""
     if is_run(path) or (path / STUDY_RESULT).is_file():
         yield path
     elif path.is_dir():
         for child in sorted(path.iterdir()):
             if not child.is_symlink():  # a link may lead in a circle
-                yield from find_folders(child)
+                yield from list_folders(child)
 
 
-def find_others(sources: Sequence[Source]) -> dict[Path, list[dict[str, Any]]]:
+def list_others(sources: Sequence[Source]) -> dict[Path, list[dict[str, Any]]]:
     """Return, for each run, the metrics of all finished runs with the same recipe except the seed, itself included.
 
     In a study these are the runs of its cell; otherwise the sources with the same recipe.
@@ -185,7 +185,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def describe_run(source: Source, others: Mapping[Path, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
-    """Return the page's part on a run; `others` is the result of `find_others`."""
+    """Return the page's part on a run; `others` is the result of `list_others`."""
     path, run = source.path, shlex.quote(str(source.path))
     recipe = read_if_there(read_recipe, path / RECIPE_FILE)
     log = [entry for entry in map(keep_numbers, read_log(path)) if "step" in entry] if (path / LOG).is_file() else []
@@ -317,12 +317,12 @@ def draw_figures(rows: pa.Table, split: str) -> list[Plot | Table]:
         found = [tabulate_types(score_types(rows), split)]
         if "scheme" in facts:
             words = (rows.column(name).combine_chunks().flatten().to_pylist() for name in (PREDICTION, LABEL))
-            found.append(tabulate_confusion(*(number_names(each, names) for each in words), names, split))
+            found.append(tabulate_confusion(*(encode_names(each, names) for each in words), names, split))
         return list(filter(None, found))
     if (probabilities := read_probabilities(rows, names)) is None:
         return []
-    kind = find_kind(rows)
-    answers, labels = (kind.number(rows.column(name).to_pylist(), names) for name in (PREDICTION, LABEL))
+    kind = get_kind(rows)
+    answers, labels = (kind.encode(rows.column(name).to_pylist(), names) for name in (PREDICTION, LABEL))
     if kind.has_several:
         return [plot_reliability(probabilities, labels, split)]
     return [tabulate_confusion(answers, labels, names, split), plot_reliability(probabilities, labels, split)]
@@ -365,7 +365,7 @@ def plot_reliability(probabilities: np.ndarray, labels: np.ndarray, split: str) 
     stated, right, counts = bin_probabilities(probabilities, labels)
     spreads = []  # how far each share's interval reaches below and above it
     for share, number in zip(right, counts.tolist(), strict=True):
-        interval = find_share_interval(round(share * number), number, 100.0)
+        interval = estimate_share_interval(round(share * number), number, 100.0)
         spreads.append((100 * share - interval.low, interval.high - 100 * share))
     lowest = 100 * min(stated.min(), right.min())
     diagonal = Series("as often as stated", [(lowest, lowest), (100, 100)], "C6:")
@@ -413,7 +413,7 @@ def tabulate_runs(study: Mapping[str, Any], find_link: Callable[[str], str]) -> 
     axes, with_intervals = list(study["definition"].get("grid", {})), tables.has_intervals(study)
     lines = []
     for cell in study["cells"]:
-        row = tables.find_row(study, cell["column"])
+        row = tables.take_score_row(study, cell["column"])
         for run in cell["runs"]:
             name = TableCell(((run["directory"], ""),), find_link(run["directory"]))
             settings = [tables.show_value(cell["setting"][axis]) for axis in axes]

@@ -15,15 +15,15 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from bertkit.metrics.intervals import Interval, find_interval
+from bertkit.metrics.intervals import Interval, estimate_interval
 from bertkit.metrics.ner import score_entities
 from bertkit.metrics.rows import WeightedScore, measure_mean, measure_numbers
 from bertkit.metrics.squad import measure_questions
 from bertkit.metrics.table import LABEL, PREDICTION, read_facts, read_numbers
 from bertkit.reports.tables import MISSING, ScoreLine, Table, make_table
-from bertkit.tasks.kinds import find_kind
+from bertkit.tasks.kinds import get_kind
 from bertkit.tasks.task import shorten_text
-from bertkit.training.predictions import GROUP, TOKEN_COUNT, UNKNOWN_COUNT, find_wrong, spell_answers
+from bertkit.training.predictions import GROUP, TOKEN_COUNT, UNKNOWN_COUNT, format_cells, mark_wrong
 
 LEAST_ROWS = 20  # a slice with fewer rows is left out
 SLICES_SHOWN = 12
@@ -63,16 +63,16 @@ def choose_score(row: ScoreLine, rows: pa.Table) -> tuple[ScoreLine, WeightedSco
         return ScoreLine("accuracy", "accuracy", unit="fraction") if "accuracy" in scores else row, scores["f1"]
     if "f1" in rows.column_names:  # answers to questions
         return row, measure_questions(*(read_numbers(rows, name) for name in ("em", "f1")))["f1"]
-    if not find_kind(rows).has_names:
+    if not get_kind(rows).has_names:
         return ScoreLine("RMSE", "rmse"), measure_numbers(*(read_numbers(rows, x) for x in (PREDICTION, LABEL)))["rmse"]
     row = row if row.key == "accuracy" else ScoreLine("right rows", "right", unit="fraction")
-    return row, measure_mean(~find_wrong(rows)[0])
+    return row, measure_mean(~mark_wrong(rows)[0])
 
 
 def rate_slice(score: WeightedScore, groups: np.ndarray) -> tuple[int, float, Interval | None]:
     """Return the number of rows, the score, and its interval."""
     value = float(score.score(np.ones((1, len(score))))[0])
-    return len(score), value, find_interval(score, groups.tolist())
+    return len(score), value, estimate_interval(score, groups.tolist())
 
 
 def list_slices(rows: pa.Table) -> Iterator[tuple[str, np.ndarray]]:
@@ -80,8 +80,8 @@ def list_slices(rows: pa.Table) -> Iterator[tuple[str, np.ndarray]]:
     columns = {name: rows.column(name).to_pylist() for name in read_facts(rows).get("inputs", [])}
     if "f1" in rows.column_names:
         columns["has an answer"] = ["yes" if answers else "no" for answers in rows.column(LABEL).to_pylist()]
-    elif find_kind(rows).has_names and "strict_found" not in rows.column_names:
-        columns[LABEL] = spell_answers(rows, LABEL)
+    elif get_kind(rows).has_names and "strict_found" not in rows.column_names:
+        columns[LABEL] = format_cells(rows, LABEL)
     for name, values in columns.items():
         cells, kinds = np.asarray(values, object), sorted(set(values))
         for kind in kinds if len(kinds) <= FEW_VALUES else ():

@@ -104,10 +104,10 @@ def glue(
 
     $ bertkit glue --task rte --data GLUE --grid --restarts 5 --output runs/grid
     """
-    from bertkit.tasks.glue import BENCHMARKS, find_glue
+    from bertkit.tasks.glue import BENCHMARKS, get_glue_task
 
     together = task.lower() == "all"
-    names = [row.name for row in BENCHMARKS if row.metrics] if together else [find_glue(task).name]
+    names = [row.name for row in BENCHMARKS if row.metrics] if together else [get_glue_task(task).name]
     output = options.output or Path("runs") / ("glue" if together else names[0])
     if together and options.push_to is not None:
         raise UsageError("--push-to-hub takes one model; name one task; see bertkit glue --help")
@@ -346,7 +346,7 @@ def execute(name: str, options: RunOptions, data: Mapping[str, Any], starter: An
     if not (output / METRICS_FILE).exists():  # a finished run needs no data
         check_free(output)
         early = check_early(task, written, given, where=where)
-        if options.search or (clock and "held_back" in task.options):
+        if options.search or (clock and "trial_rows" in task.options):
             check_searchable(task, early.data)
     recipe = Recipe.make(task, written, given, where=where)  # imports torch
 

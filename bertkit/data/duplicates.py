@@ -51,19 +51,19 @@ def hash_rows(rows: Iterable[Texts]) -> np.ndarray:
     return np.frombuffer(b"".join(digests), "<u8")
 
 
-def number_answers(answers: Iterable[Hashable], numbers: dict[Hashable, int]) -> np.ndarray:
+def encode_answers(answers: Iterable[Hashable], numbers: dict[Hashable, int]) -> np.ndarray:
     """Return (S,) int64, equal for equal answers; `numbers` has those of earlier calls and is extended."""
     return np.fromiter((numbers.setdefault(answer, len(numbers)) for answer in answers), np.int64)
 
 
-def find_repeats(
+def list_repeats(
     keys: Mapping[str, np.ndarray], answers: Mapping[str, np.ndarray | None] | None = None
 ) -> dict[str, SplitRepeats]:
     """Return the repeated rows of each split.
 
     Args:
         keys: Split -> the result of `hash_rows`.
-        answers: Split -> the result of `number_answers`; None, or a split left out, without answers.
+        answers: Split -> the result of `encode_answers`; None, or a split left out, without answers.
     """
     import pandas as pd
 
@@ -132,7 +132,7 @@ def is_near(*rows: str) -> bool:
     return len(one & other) >= NEAR * len(one | other)
 
 
-def find_near(
+def list_near_repeats(
     keys: Mapping[str, np.ndarray],
     bands: Mapping[str, np.ndarray],
     read: Callable[[str, np.ndarray], Iterable[Texts]],

@@ -99,7 +99,7 @@ class LabelSpace:
         is_blank = np.array([not cell for cell in cells], bool)[codes]
         return np.where(flags.any(1), flags.argmax(1), UNKNOWN_LABEL)[codes], is_blank, has_other, other
 
-    def spell(self, labels: np.ndarray) -> list[Hashable]:
+    def format_labels(self, labels: np.ndarray) -> list[Hashable]:
         """Return the name, the names or the number of each row's label, as `read` returns these."""
         if self.kind == REGRESSION:
             return labels.astype(np.float64).tolist()
@@ -164,7 +164,7 @@ class LabelSpace:
         return labels
 
 
-def find_labels(
+def make_label_space(
     train: Columns, columns: Sequence[str], problem_type: str, labels: Sequence[str] = (), label_sep: str = ""
 ) -> LabelSpace:
     """Return the label space of the training rows; `problem_type` "auto" decides the kind from their values.
@@ -183,10 +183,10 @@ def find_labels(
         return LabelSpace(SEVERAL, tuple(columns), tuple(columns), "a column of 0 and 1 for each label")
     (column,) = columns
     check_objects(train, column)
-    _, values = number_cells(train, column)
+    _, values = encode_cells(train, column)
     classes = () if column in train.lists else tuple(train.classes.get(column, ()))
     lists = [] if classes else read_lists(train, column, values)  # a name may look like a list
-    positions = find_positions(lists, labels)
+    positions = name_positions(lists, labels)
     if not positions:
         check_shares(train, column, lists)
     if problem_type != "auto":
@@ -199,7 +199,7 @@ def find_labels(
         kind, reason = guess_kind(values, bool(lists))
     if kind == REGRESSION:
         return LabelSpace(REGRESSION, ("score",), (column,), reason)
-    separator = "" if lists else label_sep or find_separator(values) or SEPARATOR
+    separator = "" if lists else label_sep or detect_label_separator(values) or SEPARATOR
     space = LabelSpace(kind, classes, (column,), reason, (), separator, positions)
     _, cells = space.split_cells(train)
     names = {label for cell in cells for label in cell}
@@ -222,9 +222,9 @@ def find_labels(
 
 def fit_space(space: LabelSpace, table: Columns, label_sep: str) -> LabelSpace:
     """Return a model's several labels as another table spells them: by the form in which most cells have its names."""
-    _, values = number_cells(table, space.columns[0])
+    _, values = encode_cells(table, space.columns[0])
     if lists := read_lists(table, space.columns[0], values):
-        is_marked = len(find_positions(lists, ())) == len(space.names)
+        is_marked = len(name_positions(lists, ())) == len(space.names)
         return replace(space, separator="", positions=space.names if is_marked else ())
     return replace(space, separator=label_sep or fit_separator(values, {*space.names}))
 
@@ -251,7 +251,7 @@ def list_remarks(space: LabelSpace, values: Sequence[str]) -> Iterator[str]:
         parse_number(x.replace(",", ".", 1)) is None for x in names
     ):
         yield "the labels are numbers with a decimal comma, learned as classes; write a point for a regression"
-    elif separator := find_separator(names):
+    elif separator := detect_label_separator(names):
         some = next(name for name in names if separator in name)
         yield f"labels such as {some[:40]!r} are one label each; data.label_sep={separator!r} divides them"
 
@@ -320,7 +320,7 @@ def check_shares(table: Columns, column: str, lists: Sequence[Sequence[str]]) ->
         )
 
 
-def find_positions(lists: Sequence[Sequence[str]], labels: Sequence[str]) -> tuple[str, ...]:
+def name_positions(lists: Sequence[Sequence[str]], labels: Sequence[str]) -> tuple[str, ...]:
     """Return the labels of the positions of lists of 0 and 1 of one length: those that are given, or numbers."""
     length = len(lists[0]) if lists else 0
     if length < 2 or not all(len(found) == length and MARKS.keys() >= {*map(normalise, found)} for found in lists):
@@ -330,7 +330,7 @@ def find_positions(lists: Sequence[Sequence[str]], labels: Sequence[str]) -> tup
     return tuple(labels or map(str, range(length)))
 
 
-def find_separator(cells: Iterable[str]) -> str:
+def detect_label_separator(cells: Iterable[str]) -> str:
     """Return the first separator that divides a text in two: | or one of OTHER_SEPARATORS; empty if none does."""
     cells = list(cells)
     for separator in (SEPARATOR, *OTHER_SEPARATORS):
@@ -357,7 +357,7 @@ def guess_kind(values: Sequence[str], is_list: bool) -> tuple[str, str]:
     return SINGLE, TEXTS
 
 
-def number_cells(table: Columns, column: str) -> tuple[np.ndarray, list[str]]:
+def encode_cells(table: Columns, column: str) -> tuple[np.ndarray, list[str]]:
     """Return (S,) the number of each cell's text among the column's different texts, and these texts.
 
     NaN among numbers is a missing value, as pyarrow and polars write it.
@@ -376,7 +376,7 @@ def convert_cells(
     table: Columns, column: str, convert: Callable[[str], Converted]
 ) -> tuple[np.ndarray, list[Converted]]:
     """Return (S,) the index of each row's cell among the different cells of a column, and these, converted."""
-    codes, values = number_cells(table, column)
+    codes, values = encode_cells(table, column)
     found = []
     for index, value in enumerate(values):
         try:

@@ -19,7 +19,7 @@ WORD_OR_CHARACTER = regex.compile(rf"(?V1)(\p{{Script=Han}})|[{JAPANESE}]|[\p{{L
 TEXTS_ASKED = 1_000  # for `is_chinese`
 
 
-def find_scripts(rows: Iterable[Iterable[str]]) -> tuple[np.ndarray, list[str]]:
+def detect_scripts(rows: Iterable[Iterable[str]]) -> tuple[np.ndarray, list[str]]:
     """Return (S,) the script with the most letters in each row's texts, -1 without letters, and the scripts' names.
 
     The result numbers the names; scripts that few people write are `other`.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from bertkit.data.tokenizer import find_pair_template, find_words
+from bertkit.data.tokenizer import get_cached_tokenizer, get_pair_template
 from bertkit.system.files import take_fingerprint
 from bertkit.system.progress import Report
 
@@ -131,7 +131,7 @@ def encode_inputs(
         cut: Returns the sequences of an input from the tokens of its texts and the room for these in a sequence, and
             whether tokens were left out; by default one sequence, truncated as described.
     """
-    words, form = find_words(tokenizer), find_pair_template(tokenizer)
+    words, form = get_cached_tokenizer(tokenizer), get_pair_template(tokenizer)
     before, between, after = (np.array(ids, np.int32) for ids in form[:3])
     chunks, lengths, seconds, shortened, counts = [], [], [], [], []
     for start in range(0, len(inputs), TEXTS_A_BATCH):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from bertkit.data.sequences import Items
-from bertkit.data.tokenizer import find_backend, find_pair_template, find_words
+from bertkit.data.tokenizer import get_backend, get_cached_tokenizer, get_pair_template
 from bertkit.errors import UsageError
 from bertkit.system.files import take_fingerprint
 
@@ -155,7 +155,7 @@ class Windows(Items):
         windows = (self.owners, self.starts, self.lengths, self.answers)
         return take_fingerprint(json.dumps(texts).encode(), *tokens, *windows)
 
-    def find_first(self) -> np.ndarray:
+    def locate_first(self) -> np.ndarray:
         """Return (W,) the position of each window's first context token in its sequence."""
         lengths = np.diff(self.ends, prepend=0)
         return lengths[self.owners] + 2
@@ -183,7 +183,7 @@ def encode_questions(
         max_query_length: Tokens after which a question is truncated.
         max_answer_length: Maximum length of a predicted answer, in tokens.
     """
-    form = find_pair_template(tokenizer)
+    form = get_pair_template(tokenizer)
     if form.between != form.after:
         raise UsageError(
             "the tokenizer joins a question and its context with several special tokens, not with [SEP]; answers need "
@@ -239,8 +239,8 @@ def tokenize(texts: Sequence[str], tokenizer: Any) -> tuple[np.ndarray, np.ndarr
     Returns:
         (N,) the tokens of all texts, the end offset of each text, and (N, 2) start and end character of each token.
     """
-    backend = find_backend(tokenizer, "locating answers or words")
-    is_plain = find_words(tokenizer).separator is not None
+    backend = get_backend(tokenizer, "locating answers or words")
+    is_plain = get_cached_tokenizer(tokenizer).separator is not None
     ids, offsets, lengths = [np.zeros(0, np.int32)], [np.zeros((0, 2), np.int32)], []
     for first in range(0, len(texts), CONTEXTS_A_BATCH):
         batch = texts[first : first + CONTEXTS_A_BATCH]
@@ -341,7 +341,7 @@ def decode_windows(kept: np.ndarray, windows: Windows) -> list[Answer]:
         bounds = np.flatnonzero(np.diff(owners, prepend=-1, append=-1)) if len(owners) else []
         window, number = chunk.start + window[order], number[order]
         start, end = np.divmod(number, N_BEST)
-        shift = windows.starts[window] - windows.find_first()[window]
+        shift = windows.starts[window] - windows.locate_first()[window]
         shift += np.concatenate([[0], windows.context_ends])[windows.contexts[windows.owners[window]]]
         first, last = kept[window, N_BEST + start].astype(np.int64), kept[window, 3 * N_BEST + end].astype(np.int64)
         characters = windows.offsets[first + shift, 0], windows.offsets[last + shift, 1]
@@ -367,7 +367,7 @@ def divide_windows(owners: np.ndarray) -> Iterator[slice]:
 def score_spans(kept: np.ndarray, windows: Windows, chunk: slice) -> np.ndarray:
     """Return (W, N_BEST * N_BEST) S.T_i + E.T_j of every start and end; -infinity for invalid spans."""
     start_scores, starts, end_scores, ends = kept[:, : 4 * N_BEST].reshape(-1, 4, N_BEST).swapaxes(0, 1)  # (W, K) each
-    first, shares = windows.find_first()[chunk, None], windows.shares[chunk]
+    first, shares = windows.locate_first()[chunk, None], windows.shares[chunk]
     shift, behind = first - windows.starts[chunk, None], first + windows.lengths[chunk, None]
     may_start = (starts >= shares[:, :1] + shift) & (starts < shares[:, 1:] + shift) & np.isfinite(start_scores)
     may_end = (ends >= first) & (ends < behind) & np.isfinite(end_scores)

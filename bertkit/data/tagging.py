@@ -23,7 +23,7 @@ import regex
 from bertkit.data.formats.rows import Columns
 from bertkit.data.sequences import IGNORED, Items, Sequences
 from bertkit.data.tags import mark_words
-from bertkit.data.tokenizer import find_backend, find_words
+from bertkit.data.tokenizer import get_backend, get_cached_tokenizer
 from bertkit.system.files import take_fingerprint
 
 ABSENT = -1  # position of a word without a token
@@ -228,10 +228,10 @@ def encode_words(
         names: The label names, O among them.
         context: Whether to include neighbouring sentences of the document.
     """
-    find_backend(tokenizer, "tagging")  # entities are characters of a text
+    get_backend(tokenizer, "tagging")  # entities are characters of a text
     sentences, room = text.sentences, max_length - 2
     words = [word for sentence in sentences for word in sentence.words]
-    ids, lengths = find_words(tokenizer).encode(words, np.int32)
+    ids, lengths = get_cached_tokenizer(tokenizer).encode(words, np.int32)
     if (lengths > room).any():
         edges = np.append(0, np.cumsum(lengths))
         lengths = np.minimum(lengths, room)

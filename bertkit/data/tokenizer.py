@@ -29,7 +29,7 @@ import regex
 
 from bertkit.data.formats.line import read_json, read_lines
 from bertkit.errors import UsageError, join_lines
-from bertkit.system.hub import find_hub_trouble, parse_hub_name, split_revision
+from bertkit.system.hub import explain_hub_trouble, parse_hub_name, split_revision
 from bertkit.system.progress import Report, ignore
 
 if TYPE_CHECKING:
@@ -243,7 +243,7 @@ def load_tokenizer(source: str | Path, *, cased: bool | None = None, report: Rep
 
 def describe_vocabulary(tokenizer: Any) -> str:
     """Return a digest of a tokenizer; tokenizers with the same digest produce the same ids."""
-    return blake2b(find_backend(tokenizer, "a built corpus").to_str().encode(), digest_size=16).hexdigest()
+    return blake2b(get_backend(tokenizer, "a built corpus").to_str().encode(), digest_size=16).hexdigest()
 
 
 def _load_directory(directory: Path, source: str, cased: bool | None, report: Report) -> Any:
@@ -288,8 +288,10 @@ def _load_directory(directory: Path, source: str, cased: bool | None, report: Re
         if is_plain:
             _check_tokens(tokens, source, [token for token in needed.values() if token and token not in added])
         _complete(tokenizer)
-        find_words(tokenizer).encode([UNKNOWN], np.int64)  # fails if the unknown token is not in the vocabulary
-        find_pair_template(tokenizer)
+        get_cached_tokenizer(tokenizer).encode(
+            [UNKNOWN], np.int64
+        )  # fails if the unknown token is not in the vocabulary
+        get_pair_template(tokenizer)
     except UsageError:
         raise
     except Exception as error:  # tokenizers raises a plain Exception
@@ -334,7 +336,7 @@ def _download(source: str) -> Path:
     from huggingface_hub import snapshot_download
 
     name, revision = split_revision(source)
-    trouble = find_hub_trouble(name, "model", revision)
+    trouble = explain_hub_trouble(name, "model", revision)
     try:
         files = [*TOKENIZER_FILES, *OTHER_FILES]
         there = {"revision": revision, "local_files_only": trouble is not None}
@@ -404,8 +406,8 @@ def list_core(tokenizer: Any) -> set[str]:
     return {token for name in CORE_TOKENS if (token := getattr(tokenizer, name))}
 
 
-def find_backend(tokenizer: Any, use: str) -> Any:
-    """Return the backend of `find_words`, which says which characters each token has.
+def get_backend(tokenizer: Any, use: str) -> Any:
+    """Return the backend of `get_cached_tokenizer`, which says which characters each token has.
 
     Args:
         use: The use that needs it, for the message.
@@ -415,7 +417,7 @@ def find_backend(tokenizer: Any, use: str) -> Any:
             f"{use} needs a tokenizer.json, which gives the characters of each token; this tokenizer is a "
             f"{type(tokenizer).__name__}, which has none; name another checkpoint"
         )
-    return find_words(tokenizer).backend
+    return get_cached_tokenizer(tokenizer).backend
 
 
 class PairTemplate(NamedTuple):
@@ -431,13 +433,13 @@ class PairTemplate(NamedTuple):
         return len(self.before) + len(self.after) + len(self.between) * (texts - 1)
 
 
-def find_pair_template(tokenizer: Any) -> PairTemplate:
+def get_pair_template(tokenizer: Any) -> PairTemplate:
     """Return the form of a pair; for BERT [CLS], [SEP], [SEP] and 1, for others as their tokenizer.json says."""
     has_types = "token_type_ids" in tokenizer.model_input_names  # else plain transformers passes zeros
     cls, sep = [tokenizer.cls_token_id], [tokenizer.sep_token_id]
     if not tokenizer.is_fast:
         return PairTemplate(cls, sep, sep, int(has_types))
-    backend = find_words(tokenizer).backend
+    backend = get_cached_tokenizer(tokenizer).backend
     alone, found = backend.encode("a").ids, backend.encode("a", "b")
     owners = found.sequence_ids
     first, second = owners.index(0), owners.index(1)
@@ -451,7 +453,7 @@ def find_pair_template(tokenizer: Any) -> PairTemplate:
     return PairTemplate(ids[:first], [ids[index] for index in between], ids[after:], types[second] if has_types else 0)
 
 
-def find_words(tokenizer: Any) -> "CachedTokenizer":
+def get_cached_tokenizer(tokenizer: Any) -> "CachedTokenizer":
     """Return the cache of a tokenizer, made once as long as no tokens are added: a copy takes up to 20 ms."""
     size, words = _WORDS.get(tokenizer, (None, None))
     if size != len(tokenizer):

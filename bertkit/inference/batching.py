@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from threading import Condition, Thread
 from typing import Any
 
-from bertkit.data.formats.rows import Line
+from bertkit.data.formats.rows import LocatedInput
 from bertkit.tasks.answers import Result
 
 CHARACTERS_A_TOKEN = 4  # characters of a token of English
@@ -115,7 +115,7 @@ def cut_into_chunks(inputs: Iterable[Any], most: int, enough: int) -> Iterator[l
     chunk, characters = [], 0
     for given in inputs:
         chunk.append(given)
-        characters += count_characters(given.value if isinstance(given, Line) else given)
+        characters += count_characters(given.value if isinstance(given, LocatedInput) else given)
         if len(chunk) == most or characters >= enough:
             yield chunk
             chunk, characters = [], 0

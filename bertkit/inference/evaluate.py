@@ -17,10 +17,10 @@ import pyarrow as pa
 from bertkit.data.duplicates import TRAIN_SPLIT
 from bertkit.data.splits import DROP, UNLABELLED
 from bertkit.errors import UsageError, as_usage_error, pluralize
-from bertkit.inference.predictor import Predictor, find_export
+from bertkit.inference.predictor import Predictor, read_export_record
 from bertkit.metrics.classification import FIXED_THRESHOLD
 from bertkit.metrics.ner import score_types
-from bertkit.metrics.table import LABEL, find_decided, read_facts
+from bertkit.metrics.table import LABEL, read_decided, read_facts
 from bertkit.model.checkpoint import find_file
 from bertkit.reports.tables import (
     OWN_DATA,
@@ -36,11 +36,11 @@ from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
 from bertkit.tasks.equal_rows import check_rows
 from bertkit.tasks.examples import ExampleRows
-from bertkit.tasks.kinds import LABEL_KINDS, find_kind
+from bertkit.tasks.kinds import LABEL_KINDS, get_kind
 from bertkit.tasks.prediction import summarize_split
 from bertkit.tasks.task import CHOSEN_ON_DEV, PredictionSettings, Task
 from bertkit.tasks.text import CLASSIFICATION
-from bertkit.training.predictions import MISTAKES, find_mistakes, format_table, join_rows, read_table
+from bertkit.training.predictions import MISTAKES, format_table, join_rows, list_mistakes, read_table
 from bertkit.training.prepare import set_apart
 from bertkit.training.recipe import Recipe, load_recipe, read_recipe
 from bertkit.training.run_dir import (
@@ -99,8 +99,8 @@ class EvaluatedSplit:
         if leaks := self.metrics.get("leaks"):
             yield f"{leaks:,} of {pluralize(len(self.rows), 'row')} also {'occurs' if leaks == 1 else 'occur'} in train"
         yield from (line for line in self.task.comment(self.metrics) if not line.startswith("warning: "))
-        mistakes = pluralize(len(find_mistakes(self.rows)), "mistake")
-        if not find_kind(self.rows).has_names:
+        mistakes = pluralize(len(list_mistakes(self.rows)), "mistake")
+        if not get_kind(self.rows).has_names:
             mistakes = f"{mistakes} above the root mean squared error"
         yield mistakes if self.output is None else f"{mistakes}, the worst first, and scores: {self.output}"
 
@@ -108,7 +108,7 @@ class EvaluatedSplit:
 def load_predictor(run: str) -> Predictor:
     """Return a model in the precision of its run, with which its scores were computed."""
     recipe = find_file(run, RECIPE_FILE)
-    is_plain = recipe is None or find_export(run) is not None  # an export has a precision of its own
+    is_plain = recipe is None or read_export_record(run) is not None  # an export has a precision of its own
     return Predictor(run, precision="auto" if is_plain else read_recipe(recipe).get("precision", "auto"))
 
 
@@ -247,7 +247,7 @@ def evaluate_split(
     is_foreign = getattr(data, "language", "en") != "en"
     if task.copies and (is_foreign or Path(origin).is_file() or not task.is_official(origin)):
         metrics[OWN_DATA] = True
-    if chosen := find_decided(rows).keys() - scored.decided:
+    if chosen := read_decided(rows).keys() - scored.decided:
         metrics[CHOSEN_ON_DEV] = " and ".join(chosen)
     known = Path(scored.run, METRICS_FILE)
     if target is None and name == next(iter(task.splits)) and known.is_file():

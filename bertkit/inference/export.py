@@ -20,7 +20,7 @@ from torch import Tensor
 from bertkit.data.tokenizer import TOKENIZER_FILES, save_tokenizer
 from bertkit.errors import UsageError, explain_disk_error
 from bertkit.inference.evaluate import ScoredModel, open_scored, read_own
-from bertkit.inference.predictor import EXPORT_FILE, Predictor, find_export
+from bertkit.inference.predictor import EXPORT_FILE, Predictor, read_export_record
 from bertkit.metrics.intervals import compare_methods
 from bertkit.metrics.rows import WeightedScore
 from bertkit.model.checkpoint import find_file
@@ -39,7 +39,7 @@ from bertkit.reports.tables import Table, make_table
 from bertkit.system.files import atomic_write, check_empty, write_json
 from bertkit.system.hub import CARD
 from bertkit.system.progress import Report, ignore
-from bertkit.tasks.kinds import find_trained_kind
+from bertkit.tasks.kinds import get_trained_kind
 from bertkit.tasks.prediction import summarize_split
 from bertkit.training.run_dir import CALIBRATION_FILE, RECIPE_FILE, describe_environment
 
@@ -95,7 +95,7 @@ def export(
         data: The folder of the data with this dev; None: that of the run's recipe.
     """
     import_onnxruntime()
-    if find_export(run):
+    if read_export_record(run):
         raise UsageError(f"{run} is an export already; give the run that it was made from")
     predictor = Predictor(run, precision="fp32")
     settings, model = predictor.settings, predictor.settings.model.to("cpu")
@@ -117,7 +117,7 @@ def export(
                     shutil.copyfile(found, folder / name)
             save_tokenizer(settings.tokenizer, folder)
             exported = OnnxModel(path, model.config)
-            difference = find_largest_difference(model, exported)
+            difference = measure_difference(model, exported)
             if not difference <= TOLERANCE:  # NaN is refused too
                 raise UsageError(
                     f"probabilities of the exported model differ from those of {run} by {difference:.1e}, more than "
@@ -158,7 +158,7 @@ def make_batch(config: BertConfig, lengths: list[int], chooses: bool) -> dict[st
     return {name: torch.stack([x, x.roll(1, 0)], dim=1) for name, x in batch.items()} if chooses else batch
 
 
-def find_largest_difference(model: Any, exported: OnnxModel) -> float:
+def measure_difference(model: Any, exported: OnnxModel) -> float:
     """Return the largest difference between the probabilities of a model and its export, relative to numbers above 1.
 
     The sequences have random tokens and several lengths, up to the model's positions.
@@ -182,7 +182,7 @@ def list_probabilities(outputs: Any, config: BertConfig, batch: dict[str, Tensor
     for values in outputs.values():
         if values.dim() > mask.dim():
             values = values[mask]  # (N, L)
-        yield find_trained_kind(config).activate(values)
+        yield get_trained_kind(config).activate(values)
 
 
 def time_calls(call: Callable[[], Any]) -> np.ndarray:
@@ -290,7 +290,7 @@ def load_dev(scored: ScoredModel, folder: str | None = None) -> Dev:
     """Return the rows of a run's dev split, or of that in another folder."""
     if folder:
         scored = replace(
-            scored, recipe=replace(scored.recipe, data={**scored.recipe.data, "dir": folder, "held_back": 0})
+            scored, recipe=replace(scored.recipe, data={**scored.recipe.data, "dir": folder, "trial_rows": 0})
         )
     dev = read_own(scored, ignore)[next(iter(scored.task.splits))]
     data = scored.task.encode(dev, scored.settings.tokenizer, scored.recipe, "dev")

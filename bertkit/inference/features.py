@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertkit.data.formats.line import find_encoding, walk_file
+from bertkit.data.formats.line import detect_encoding, walk_file
 from bertkit.data.formats.rows import check_output
 from bertkit.data.sequences import encode_inputs
-from bertkit.data.tokenizer import find_backend, load_tokenizer
+from bertkit.data.tokenizer import get_backend, load_tokenizer
 from bertkit.errors import UsageError, as_usage_error
 from bertkit.inference.batching import cut_into_chunks
 from bertkit.model.bert import BertModel
-from bertkit.model.bilstm import find_layers
+from bertkit.model.bilstm import select_layers
 from bertkit.system.files import atomic_open
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.frozen import load_encoder, run_encoder
@@ -41,7 +41,7 @@ def extract(
     `starts` and `ends` (M,), and `words` (M,).
 
     Args:
-        layers: As in `bertkit.model.bilstm.find_layers`.
+        layers: As in `bertkit.model.bilstm.select_layers`.
         pool: "words": a vector for each word, that of its first token, with the words of BERT's tokenizer before
             WordPiece, so each Chinese character is one; "cls": the vector of [CLS]; "mean": the mean over all tokens,
             [CLS] and [SEP] included.
@@ -69,7 +69,7 @@ def extract(
 
 def read_texts(source: Path) -> Iterator[str]:
     """Yield the lines of a file."""
-    for number, line in enumerate(walk_file(source, find_encoding(source)), 1):
+    for number, line in enumerate(walk_file(source, detect_encoding(source)), 1):
         if isinstance(line, UsageError) or not line.strip():
             trouble = line if isinstance(line, UsageError) else "is empty; write one text per line"
             raise UsageError(f"{source}, line {number} {trouble}")
@@ -81,8 +81,8 @@ def describe_texts(
 ) -> Iterator[dict[str, Any]]:
     """Yield the object for each text, in order, as in `extract`, with vectors as arrays."""
     longest = model.config.max_position_embeddings
-    backend = find_backend(tokenizer, "--pool words") if pool == "words" else None
-    chosen, kind = find_layers(layers, model.config.num_hidden_layers)
+    backend = get_backend(tokenizer, "--pool words") if pool == "words" else None
+    chosen, kind = select_layers(layers, model.config.num_hidden_layers)
     done = 0
     for chunk in cut_into_chunks(texts, TEXTS_A_CHUNK, CHARACTERS_A_TEXT_CHUNK // len(chosen)):
         sequences = encode_inputs(chunk, None, tokenizer, 1 << 30)

@@ -20,7 +20,7 @@ import pyarrow as pa
 import bertkit
 from bertkit.data.formats.dataframes import list_rows
 from bertkit.data.formats.line import make_text
-from bertkit.data.formats.rows import Input, Line
+from bertkit.data.formats.rows import Input, LocatedInput
 from bertkit.data.formats.writer import write_rows
 from bertkit.data.labels import PAIR_NAMES
 from bertkit.data.long_texts import LONG
@@ -28,11 +28,11 @@ from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError, explain_disk_error, list_some, pluralize, raise_first
 from bertkit.inference.batching import cut_into_chunks
 from bertkit.inference.tables import WRITERS, Row, write_joined
-from bertkit.metrics.calibration import find_limit
+from bertkit.metrics.calibration import choose_limit
 from bertkit.model.checkpoint import TRAINED, find_file, load_config, load_model
 from bertkit.model.cpu import order_weights
 from bertkit.model.onnx import ONNX_FILE, OnnxModel
-from bertkit.model.precision import cast_weights, choose_precision, find_device
+from bertkit.model.precision import cast_weights, choose_device, choose_precision
 from bertkit.system.files import atomic_open
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import ANSWERING, FORMS, TASKS
@@ -59,7 +59,7 @@ class ExportRecord(msgspec.Struct):
     precision: str
 
 
-def find_export(run: str) -> ExportRecord | None:
+def read_export_record(run: str) -> ExportRecord | None:
     """Return the record of the export in a directory, or None if it holds none."""
     path = Path(run, EXPORT_FILE)
     if not path.is_file():
@@ -73,7 +73,7 @@ class Predictor:
     """A trained model as a function from a list of inputs to a list of results in the same order.
 
     An input is a text, a list of texts, or a mapping with the following keys; other keys are ignored. A result has the
-    key `cut` if the input was longer than the run's lengths allow and was truncated.
+    key `truncated` if the input was longer than the run's lengths allow.
 
     - Classification: `text`, or `text` and `text_pair` (also by GLUE's names). The result depends on the
       configuration's `problem_type`: `label`, its `probability` and all `probabilities` by label; for multi-label
@@ -126,7 +126,7 @@ class Predictor:
     ) -> None:
         check_value("precision", precision, TOP_KEYS["precision"])
         name = str(run)
-        record = find_export(name)
+        record = read_export_record(name)
         if record is not None and precision not in ("auto", record.precision):
             raise UsageError(f"{name} is an export in {record.precision}, got precision {precision!r}; leave it out")
         self.precision = choose_precision(precision) if record is None else record.precision
@@ -146,7 +146,7 @@ class Predictor:
             if missing:
                 missing = ", ".join(missing[:3])
                 raise UsageError(f"{name} lacks weights of its {head}: {missing}; give a fine-tuned model")
-            model = model.eval().requires_grad_(False).to(find_device())
+            model = model.eval().requires_grad_(False).to(choose_device())
             cast_weights(model, self.precision)
             order_weights(model)
         labels = config.id2label
@@ -161,10 +161,10 @@ class Predictor:
             pairs = len(config.text_columns) == 2
         self.task = task
         self.text, self.trained = list(map(str, text or [])), config.text_columns or []
-        lengths = ({"long": config.window_pooling} if config.window_pooling else {}) | find_lengths(recipe)
+        lengths = ({"long": config.window_pooling} if config.window_pooling else {}) | read_lengths(recipe)
         data = recipe.get("data", {})
         self.reading = {name: str(data[name]) for name in ("sep", "encoding") if name in data}
-        set_limit = None if coverage is None else find_limit(load_conformity(name).scores, coverage)
+        set_limit = None if coverage is None else choose_limit(load_conformity(name).scores, coverage)
         self.settings = PredictionSettings(model, tokenizer, lengths, pairs, top, set_limit)
         self.input_schema, self.output_schema = task.schema(self.settings)
         (self.sample,) = self.input_schema["examples"]
@@ -194,7 +194,7 @@ class Predictor:
 
     def stream(
         self,
-        inputs: Iterable[Input | Sequence[str] | Line],
+        inputs: Iterable[Input | Sequence[str] | LocatedInput],
         at_once: int | None = None,
         note: Callable[[np.ndarray], None] = ignore,
     ) -> Iterator[Result]:
@@ -210,7 +210,7 @@ class Predictor:
             results: list[Result] = [{} for _ in chunk]
             examples = {}
             for number, line in enumerate(chunk):
-                given = line.value if isinstance(line, Line) else line
+                given = line.value if isinstance(line, LocatedInput) else line
                 try:
                     if isinstance(given, Mapping) and "id" in given:
                         results[number]["id"] = given["id"]
@@ -245,12 +245,12 @@ class Predictor:
         """Return a result in words, in one line."""
         if "error" in result:
             return f"error: {result['error']}"
-        said = find_form(result).describe(result) + ("  (the input was truncated)" if "cut" in result else "")
+        said = get_form(result).describe(result) + ("  (the input was truncated)" if "truncated" in result else "")
         return " ".join(said.splitlines())
 
     def format_for_pipeline(self, result: Result) -> Any:
         """Return a result, unless it is an error, in the form of transformers' `pipeline`."""
-        return result if "error" in result else find_form(result).convert(result, self.settings.labels)
+        return result if "error" in result else get_form(result).convert(result, self.settings.labels)
 
     def check_format(self, output: Path | None, is_pipeline: bool) -> None:
         """Check that this model's results can be written in the format of the output."""
@@ -259,7 +259,7 @@ class Predictor:
         troubles = {
             f"{output} must end in .jsonl, {', '.join(WRITERS)}": suffix not in ("", ".jsonl", *WRITERS),
             f"transformers has no pipeline for {head}; leave out --format pipeline": (
-                is_pipeline and not find_form(self.sample_result).pipeline
+                is_pipeline and not get_form(self.sample_result).pipeline
             ),
             "transformers' pipelines have no label sets; leave out --coverage or --format pipeline": (
                 is_pipeline and self.settings.set_limit is not None
@@ -275,7 +275,7 @@ class Predictor:
 
     def write(
         self,
-        inputs: Iterable[Input | Sequence[str] | Line],
+        inputs: Iterable[Input | Sequence[str] | LocatedInput],
         output: Path,
         report: Report = ignore,
         *,
@@ -308,9 +308,9 @@ class Predictor:
         report(f"{pluralize(counts.count - counts.errors, 'result')} in {output}{none}")
         return counts
 
-    def make_row(self, given: Input | Sequence[str] | Line, result: Result) -> Row:
+    def make_row(self, given: Input | Sequence[str] | LocatedInput, result: Result) -> Row:
         """Return the columns of an input, and those of its result or its error."""
-        given = given.value if isinstance(given, Line) else given
+        given = given.value if isinstance(given, LocatedInput) else given
         if isinstance(given, str | list | tuple):
             given = dict(zip(PAIR_NAMES[0], [given] if isinstance(given, str) else given, strict=False))
         found = {"error": result["error"]} if "error" in result else flatten_result(result)
@@ -324,14 +324,14 @@ class Predictor:
         return [texts[start : start + size] for start in range(0, len(texts), size)]
 
 
-def find_form(result: Result) -> type[Answers]:
+def get_form(result: Result) -> type[Answers]:
     """Return the form of a result, whose views are those of this class."""
     return next(form for key, form in FORMS.items() if key in result)
 
 
 def flatten_result(result: Result) -> dict[str, Any]:
     """Return a result as a row of a table; empty if such results form none."""
-    return find_form(result).flatten(result)
+    return get_form(result).flatten(result)
 
 
 def take_rows(inputs: Iterable[Any]) -> Iterable[Any]:
@@ -349,7 +349,7 @@ def take_rows(inputs: Iterable[Any]) -> Iterable[Any]:
 
 def locate(error: UsageError, given: Any) -> str:
     """Return the message of an input's error, with the file and the number of a line."""
-    if not isinstance(given, Line):
+    if not isinstance(given, LocatedInput):
         return str(error)
     if given.value is error:
         return f"{given.origin} {error}"
@@ -381,7 +381,7 @@ def take_cell(given: Mapping[str, Any], name: str) -> Any:
     return take_text(given, name)
 
 
-def find_lengths(recipe: Mapping[str, Any]) -> dict[str, Any]:
+def read_lengths(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sequence lengths in a run's recipe, the longest if there are several phases, and `long`."""
     try:
         data = recipe.get("data", {})
@@ -407,7 +407,7 @@ class Counts:
             if "error" in result:
                 self.errors += 1
                 report(result["error"])
-            if "cut" in result:
+            if "truncated" in result:
                 self.cut.append(self.count)
             yield result
 

@@ -253,8 +253,8 @@ def describe_predict(predictor: Predictor) -> dict[str, Any]:
     given, output, sample = predictor.input_schema, predictor.output_schema, predictor.sample
     if len(sample) == 1:
         given = {"anyOf": [given, STRING]}
-    cut = {"const": True, "description": "The input was truncated."}
-    common = {"id": {"description": "As in the input."}, "cut": cut}
+    truncated = {"const": True, "description": "The input was truncated."}
+    common = {"id": {"description": "As in the input."}, "truncated": truncated}
     result = output | {"properties": common | output["properties"]}
     failed = make_object({"id": {}, "error": STRING}, optional=("id",))
     inputs = make_array(given) | {"maxItems": MOST_INPUTS}

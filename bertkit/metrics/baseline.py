@@ -74,14 +74,14 @@ TERM_LISTS: Mapping[str, Callable[[Sequence[str]], list[str]]] = {"words": list_
 
 def describe_words(words: Sequence[str]) -> Iterator[list[str]]:
     """Yield the terms of each word of a sentence."""
-    own = [[word.lower(), find_shape(word), word[-3:].lower()] for word in words]
+    own = [[word.lower(), make_shape(word), word[-3:].lower()] for word in words]
     padded = [["<s>"], *own, ["</s>"]]
     for before, terms, after in zip(padded, own, padded[2:], strict=False):
         numbered = [f"{number} {term}" for number, term in enumerate(terms)]
         yield [*numbered, *(f"before {term}" for term in before[:2]), *(f"after {term}" for term in after[:2])]
 
 
-def find_shape(word: str) -> str:
+def make_shape(word: str) -> str:
     """Return a word with its capitals, other letters and digits as X, x and 0, runs of one kind as one."""
     for run, mark in RUNS:
         word = run.sub(mark, word)

@@ -41,7 +41,7 @@ def scale_logits(logits: np.ndarray, temperature: float | None) -> np.ndarray:
     return logits if temperature is None else logits.astype(np.float64) / temperature
 
 
-def find_probabilities(logits: np.ndarray, several: bool) -> np.ndarray:
+def compute_probabilities(logits: np.ndarray, several: bool) -> np.ndarray:
     """Return the probabilities (S, L) of classes, or of several labels."""
     from scipy.special import expit, softmax
 
@@ -115,7 +115,7 @@ def measure_calibration(probabilities: np.ndarray, labels: np.ndarray) -> dict[s
     Args:
         probabilities: (S, L).
     """
-    stated, right = find_statements(probabilities, labels)  # (S, K)
+    stated, right = list_statements(probabilities, labels)  # (S, K)
     gaps = np.zeros((len(labels), BINS))
     np.add.at(
         gaps, (np.arange(len(labels))[:, None], np.searchsorted(EDGES, stated)), (right - stated) / stated.shape[1]
@@ -131,7 +131,7 @@ def bin_probabilities(probabilities: np.ndarray, labels: np.ndarray) -> tuple[np
     Args:
         probabilities: (S, L).
     """
-    stated, right = (values.ravel() for values in find_statements(probabilities, labels))
+    stated, right = (values.ravel() for values in list_statements(probabilities, labels))
     bins = np.searchsorted(EDGES, stated)
     counts = np.bincount(bins, minlength=BINS)
     filled = np.flatnonzero(counts)
@@ -140,7 +140,7 @@ def bin_probabilities(probabilities: np.ndarray, labels: np.ndarray) -> tuple[np
     return probability, share, counts[filled]
 
 
-def find_statements(probabilities: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def list_statements(probabilities: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the probabilities that are compared with what happened, and whether it happened.
 
     They are those of the likeliest classes (S, 1), or of each of several labels (S, L).
@@ -159,7 +159,7 @@ def mark_correct(labels: np.ndarray, count: int) -> np.ndarray:
 # --- Label sets -------------------------------------------------------------------------------------------------------
 
 
-def find_conformity(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+def score_conformity(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Return (S,) the conformity scores of rows, sorted: 1 minus the probability of the correct label.
 
     For several labels the least likely correct one counts, so that a set contains all correct labels of a row; the
@@ -168,12 +168,12 @@ def find_conformity(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
     Args:
         logits: (S, L), finite.
     """
-    probabilities = find_probabilities(logits, several=labels.ndim == 2)
+    probabilities = compute_probabilities(logits, several=labels.ndim == 2)
     is_correct = mark_correct(labels, probabilities.shape[1]) > 0
     return np.sort(1 - np.where(is_correct, probabilities, 1.0).min(axis=1))
 
 
-def find_limit(scores: Sequence[float], coverage: float) -> float:
+def choose_limit(scores: Sequence[float], coverage: float) -> float:
     """Return the highest conformity score of a label in a label set that has this coverage.
 
     A set with all labels up to the k-th of N scores contains the correct label of another row from the same source

@@ -62,7 +62,7 @@ class Contrast:
     seed_error: float | None = None  # the one that the seeds cause; None if both methods have a single run
 
 
-def find_interval(score: WeightedScore, groups: Sequence[Hashable] | None = None, seed: int = 0) -> Interval | None:
+def estimate_interval(score: WeightedScore, groups: Sequence[Hashable] | None = None, seed: int = 0) -> Interval | None:
     """Return the 95 % interval of a model's score: its range over other rows of the same source.
 
     The calibration error has none, nor has a score of too many rows and labels, nor one that is the same in every
@@ -76,14 +76,14 @@ def find_interval(score: WeightedScore, groups: Sequence[Hashable] | None = None
     best = 100.0 if score.rate == "percentage" else 1.0
     joined = score if groups is None else score.join(groups)
     if (successes := joined.count_successes()) is not None:
-        return find_share_interval(*successes, best)
+        return estimate_share_interval(*successes, best)
     units = gather_units([score], groups)
     (merged,) = units.scores
     sampled = np.concatenate([merged.score(weights) for weights in draw_weights(units, seed, most)])
     if np.ptp(sampled) > LEAST_SPREAD:
         return Interval(*np.quantile(sampled, (OUTSIDE, 1 - OUTSIDE)).tolist())
     count = int(units.counts.sum())
-    return find_share_interval(count, count, best) if abs(sampled[0] - best) <= LEAST_SPREAD else None
+    return estimate_share_interval(count, count, best) if abs(sampled[0] - best) <= LEAST_SPREAD else None
 
 
 def limit_samples(score: WeightedScore) -> int:
@@ -94,7 +94,7 @@ def limit_samples(score: WeightedScore) -> int:
     return samples if samples >= LEAST_OF_CELLS else 0
 
 
-def find_share_interval(right: int, counted: int, scale: float) -> Interval:
+def estimate_share_interval(right: int, counted: int, scale: float) -> Interval:
     """Return the 95 % interval of the share `right / counted`, which is from 0 to `scale`."""
     limits = binomtest(right, counted).proportion_ci(LEVEL) if counted else (0.0, 1.0)
     return Interval(*(scale * limit for limit in limits))
@@ -111,7 +111,7 @@ def compare_methods(
     Args:
         firsts: The score of each run of the first method; the runs differ in their seed.
         seconds: The same of the second method.
-        groups: As for `find_interval`.
+        groups: As for `estimate_interval`.
     """
     units, parts = gather_units([*firsts, *seconds], groups), [len(firsts)]
     samples = [rate_runs(units.scores, weights) for weights in draw_weights(units, seed)]

@@ -37,7 +37,7 @@ def find_entities(tags: Sequence[str]) -> list[Entity]:
     return entities
 
 
-def find_strict(tags: Sequence[str]) -> list[Entity]:
+def parse_strict(tags: Sequence[str]) -> list[Entity]:
     """Return the entities of a sentence in order, from tags in IOB2 that are read strictly.
 
     An entity begins at B- only; an I- that does not continue one is ignored, as in seqeval's strict mode.
@@ -56,7 +56,7 @@ def count_entities(gold: Sequence[Collection[Entity]], predicted: Sequence[Seque
     """
     counts: dict[str, np.ndarray] = {}
     wanted = list(map(set, gold))
-    found, strict = ([set(find(tags)) for tags in predicted] for find in (find_entities, find_strict))
+    found, strict = ([set(find(tags)) for tags in predicted] for find in (find_entities, parse_strict))
     right, strict_right = (list(map(set.intersection, wanted, sets)) for sets in (found, strict))
     sides = {"right": right, "found": found, "wanted": wanted}
     kinds = {name: list(map(count_kinds, sets)) for name, sets in sides.items()}

@@ -185,7 +185,7 @@ def _find_best(
     odds: Mapping[str, float],
 ) -> tuple[float, float]:
     # As in the official script, questions of equal odds are answered one by one in the order of `odds`, although no
-    # threshold separates them. The best score may therefore be unreachable. `find_tau` avoids this.
+    # threshold separates them. The best score may therefore be unreachable. `choose_tau` avoids this.
     total = best = sum(not texts for texts in gold.values())
     threshold = 0.0
     for question in sorted(filter(gold.__contains__, odds), key=odds.__getitem__):
@@ -198,7 +198,7 @@ def _find_best(
     return 100.0 * best / len(gold), threshold
 
 
-def find_tau(odds: ArrayLike, answered: ArrayLike, unanswered: ArrayLike) -> float:
+def choose_tau(odds: ArrayLike, answered: ArrayLike, unanswered: ArrayLike) -> float:
     """Return the tau of section 4.3 with the highest total score.
 
     Question q is answered if `odds[q] < -tau`. -tau, the reference code's `null_score_diff_threshold`, lies midway

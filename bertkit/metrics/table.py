@@ -38,7 +38,7 @@ def read_facts(rows: pa.Table) -> dict[str, Any]:
     return {name.removeprefix(FACTS): json.loads(value) for name, value in found.items() if name.startswith(FACTS)}
 
 
-def find_decided(rows: pa.Table) -> dict[str, Any]:
+def read_decided(rows: pa.Table) -> dict[str, Any]:
     """Return the values of BertConfig that the evaluation of a table has decided, such as tau."""
     return read_facts(rows).get("decided", {})
 
@@ -59,7 +59,7 @@ def list_names(rows: pa.Table) -> list[str]:
     return sorted(found - {None, ""})
 
 
-def number_names(values: Sequence[str], names: Sequence[str]) -> np.ndarray:
+def encode_names(values: Sequence[str], names: Sequence[str]) -> np.ndarray:
     """Return (S,) the index of each value among the names; that behind the last one for another value."""
     indices = {name: index for index, name in enumerate(names)}
     return np.array([indices.get(value, len(names)) for value in values], np.int64)

@@ -134,7 +134,7 @@ def attend_grouped(
     ]
     if layout.is_even:
         return mixed[0].view(query.shape)  # (N, A, D)
-    rows, slots, real = layout.find_moves()
+    rows, slots, real = layout.plan_moves()
     return move(torch.cat(mixed), slots, rows, real).view(query.shape)  # (N, A, D)
 
 
@@ -145,7 +145,7 @@ def _divide(x: Tensor, layout: Packed) -> Iterator[Tensor]:
     """
     moved = x.reshape(len(x), -1)  # (N, H)
     if not layout.is_even:
-        rows, slots, _ = layout.find_moves()
+        rows, slots, _ = layout.plan_moves()
         moved = move(moved, rows, slots)  # (M, H)
     for group, part in zip(layout.groups, layout.divide(moved), strict=True):
         yield part.view(*group.shape, *x.shape[1:]).transpose(1, 2)  # (b, A, t, D)
@@ -159,7 +159,7 @@ def _attend_group(
     Torch's kernel is used only without dropout and gradients: in bf16 on a CPU its backward pass takes three times as
     long as that of plain attention.
     """
-    visible = group.find_visible(causal)
+    visible = group.mark_visible(causal)
     if dropout == 0.0 and not query.requires_grad:
         mixed = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=visible, scale=scaling)
     else:

@@ -41,7 +41,7 @@ FEATURE_LAYERS = {
 }
 
 
-def find_layers(name: str, count: int) -> tuple[list[int], str]:
+def select_layers(name: str, count: int) -> tuple[list[int], str]:
     """Return the numbers of the layers that `name` selects in a model of `count` layers, and how they are combined.
 
     Args:
@@ -66,7 +66,7 @@ def find_layers(name: str, count: int) -> tuple[list[int], str]:
 
 def select_features(hidden_states: tuple[Tensor, ...], name: str) -> Tensor:
     """Select the states (..., K, H) of the K layers called `name` from the outputs of embeddings and layers."""
-    chosen = [hidden_states[number] for number in find_layers(name, len(hidden_states) - 1)[0]]
+    chosen = [hidden_states[number] for number in select_layers(name, len(hidden_states) - 1)[0]]
     return torch.stack([states.to(chosen[-1].device) for states in chosen], dim=-2)  # (..., K, H)
 
 
@@ -108,7 +108,7 @@ class BertLayerMix(StartsAtZero):
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
-        layers, self.kind = find_layers(config.feature_layers or "", config.num_hidden_layers)
+        layers, self.kind = select_layers(config.feature_layers or "", config.num_hidden_layers)
         count = len(layers)
         self.size = config.hidden_size * (count if self.kind == "concatenation" else 1)
         self.weights = nn.Parameter(torch.zeros(count)) if self.kind == "sum" else None

@@ -71,7 +71,7 @@ class BertFeaturesForTokenClassification(BertHead):
         return super().count_labels(ignore_masked(labels, words))
 
     @classmethod
-    def find_indices(cls, **batch: Tensor) -> dict[str, Tensor]:
+    def index_tokens(cls, **batch: Tensor) -> dict[str, Tensor]:
         """Return an empty dict: most batches hold features of words instead of tokens."""
         return {}
 

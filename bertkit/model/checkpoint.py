@@ -17,7 +17,7 @@ from transformers.utils import cached_file
 from bertkit.errors import UsageError, as_usage_error, check_access, join_lines
 from bertkit.model.config import BertConfig, check_attention
 from bertkit.system.files import take_fingerprint
-from bertkit.system.hub import check_checkpoint, find_cached, find_trouble, split_revision
+from bertkit.system.hub import check_checkpoint, explain_trouble, find_cached, split_revision
 
 BERT_KEYS = {"vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "type_vocab_size"}
 RENAMED = {
@@ -75,7 +75,7 @@ def find_file(checkpoint: str, name: str) -> Path | None:
             model,
             name,
             revision=revision,
-            local_files_only=find_trouble(checkpoint) is not None,
+            local_files_only=explain_trouble(checkpoint) is not None,
             _raise_exceptions_for_missing_entries=False,
         )
     return None if found is None else Path(found)
@@ -109,7 +109,7 @@ def load_config(checkpoint: str) -> BertConfig:
             trouble = "is a study; give one of its runs" if is_study else f"holds no config.json; {remedy}"
             raise UsageError(f"{checkpoint} {trouble}")
         check_checkpoint(checkpoint)
-        is_lost = find_trouble(checkpoint) is not None
+        is_lost = explain_trouble(checkpoint) is not None
         try:
             name, revision = split_revision(checkpoint)
             values, _ = PreTrainedConfig.get_config_dict(name, revision=revision, local_files_only=is_lost)
@@ -172,7 +172,7 @@ def load_model(head: type, checkpoint: str, settings: Mapping[str, Any]) -> tupl
             revision=revision,
             use_safetensors=True,
             dtype=torch.float32,
-            local_files_only=find_trouble(checkpoint) is not None,
+            local_files_only=explain_trouble(checkpoint) is not None,
             output_loading_info=True,
             ignore_mismatched_sizes=True,
             key_mapping=RENAMED,

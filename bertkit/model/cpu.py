@@ -67,7 +67,7 @@ def draw_mask(shape: torch.Size, rate: float) -> Tensor:
     return draws[: shape.numel()].view(shape).ge_(_count_dropped(rate) - _LEVELS // 2).neg_()
 
 
-def find_scale(rate: float) -> float:
+def compute_scale(rate: float) -> float:
     """Return the factor for the elements that a mask keeps, which preserves the mean."""
     return _LEVELS / (_LEVELS - _count_dropped(rate))
 
@@ -107,7 +107,7 @@ def dropout(x: Tensor, rate: float, training: bool = True) -> Tensor:
         return x
     if not runs_eagerly_on_cpu(x) or rate == 1.0:  # a mask keeps something, so that its scale is finite
         return nn.functional.dropout(x, rate)
-    return _Mask.apply(x, draw_mask(x.shape, rate), find_scale(rate))
+    return _Mask.apply(x, draw_mask(x.shape, rate), compute_scale(rate))
 
 
 class Dropout(nn.Dropout):
@@ -146,11 +146,11 @@ class _AttendOnCPU(torch.autograd.Function):
         shape, dtype, heads = query.shape, query.dtype, query.shape[1]
         with torch.autocast("cpu", enabled=False):
             query, key, value = (
-                x.reshape(-1, shape[2]).index_select(0, part.find_moves(heads)[0])
+                x.reshape(-1, shape[2]).index_select(0, part.plan_moves(heads)[0])
                 for x, part in zip((query, key, value), layout.sides, strict=True)
             )  # (M * A, D) each
             query.mul_(scaling)
-            value.mul_(find_scale(dropout))
+            value.mul_(compute_scale(dropout))
             mixed, kept = torch.empty_like(query), []
             parts = _divide_heads(layout, heads, query, mixed), _divide_heads(layout.whole, heads, key, value)
             for group, (queries, out), (keys, values) in zip(layout.whole.groups, *parts, strict=True):
@@ -163,7 +163,7 @@ class _AttendOnCPU(torch.autograd.Function):
                 mask = draw_mask(probabilities.shape, dropout) if dropout > 0.0 else None
                 torch.bmm(apply_mask(probabilities, mask), values, out=out)
                 kept += [probabilities, mask]
-            mixed = mixed.index_select(0, layout.find_moves(heads)[1]).view(shape)  # (N, A, D)
+            mixed = mixed.index_select(0, layout.plan_moves(heads)[1]).view(shape)  # (N, A, D)
         ctx.layout, ctx.scaling, ctx.dropout = layout, scaling, dropout
         ctx.save_for_backward(query, key, value, *kept)
         return mixed
@@ -173,7 +173,7 @@ class _AttendOnCPU(torch.autograd.Function):
         refuse_second_derivatives()
         query, key, value, *kept = ctx.saved_tensors
         _, heads, size = gradient.shape
-        rows, _, real = ctx.layout.find_moves(heads)
+        rows, _, real = ctx.layout.plan_moves(heads)
         with torch.autocast("cpu", enabled=False):
             gradient = gradient.reshape(-1, size).index_select(0, rows)  # (M * A, D)
             if real is not None:  # padding has no gradient
@@ -193,11 +193,11 @@ class _AttendOnCPU(torch.autograd.Function):
                 torch.bmm(scores, keys, out=to_queries)
                 torch.bmm(scores.transpose(1, 2), queries, out=to_keys)
             query, key, value = (
-                x.index_select(0, part.find_moves(heads)[1]).view(-1, heads, size)
+                x.index_select(0, part.plan_moves(heads)[1]).view(-1, heads, size)
                 for x, part in zip(gradients, ctx.layout.sides, strict=True)
             )  # (N, A, D) each
             query.mul_(ctx.scaling)
-            value.mul_(find_scale(ctx.dropout))
+            value.mul_(compute_scale(ctx.dropout))
         return query, key, value, None, None, None, None, None
 
 
@@ -349,8 +349,8 @@ def can_run_padded(lstm: nn.LSTM, tokens: Tensor) -> bool:
 
 def run_bilstm_on_cpu(lstm: nn.LSTM, tokens: Tensor, layout: Packed) -> Tensor:
     """Compute `run_bilstm` of fp32 tokens (N, F), with both directions run forwards over groups of padded sequences."""
-    rows, slots, real = layout.find_moves()  # (M,), (N,), (M, 1)
-    turn = find_mirrored(layout)  # (N,)
+    rows, slots, real = layout.plan_moves()  # (M,), (N,), (M, 1)
+    turn = mirror_tokens(layout)  # (N,)
     directions = (rows, slots), (turn[rows], slots[turn])
     for layer in range(lstm.num_layers):
         states = []
@@ -361,7 +361,7 @@ def run_bilstm_on_cpu(lstm: nn.LSTM, tokens: Tensor, layout: Packed) -> Tensor:
     return tokens
 
 
-def find_mirrored(layout: Packed) -> Tensor:
+def mirror_tokens(layout: Packed) -> Tensor:
     """Return for each token the one (N,) at the mirrored position of its sequence."""
     lengths = layout.offsets.diff()  # (B,)
     ends = (layout.offsets[:-1] + layout.offsets[1:] - 1).repeat_interleave(lengths)  # (N,) the first plus the last

@@ -23,7 +23,7 @@ from bertkit.model.bilstm import BertBiLSTM
 from bertkit.model.config import BertConfig
 from bertkit.model.cpu import Dropout, is_adapted
 from bertkit.model.loss import IGNORE_INDEX, classify_each_loss, classify_loss, regress_loss, weigh_labels
-from bertkit.model.packing import Layout, find_indices, find_read_indices, keep_first
+from bertkit.model.packing import Layout, index_read, index_true, keep_first
 
 Inputs = Sequence[Tensor | None]  # the first five arguments of `BertModel.forward`
 Encoded = BaseModelOutputWithPooling
@@ -79,13 +79,13 @@ class BertHead(BertPreTrainedModel):
         return {"num_items_in_batch": (labels != IGNORE_INDEX).sum()}
 
     @classmethod
-    def find_indices(cls, attention_mask: Tensor, **batch: Tensor) -> dict[str, Tensor]:
+    def index_tokens(cls, attention_mask: Tensor, **batch: Tensor) -> dict[str, Tensor]:
         """Return the indices of a batch's real tokens, by argument name of `forward`.
 
         Without them `forward` finds them itself, and synchronises with an accelerator in the middle of an update; a
         token classifier then computes all tokens.
         """
-        return {"real_indices": find_indices(keep_first(attention_mask.flatten(0, -2).bool()))}  # (N,)
+        return {"real_indices": index_true(keep_first(attention_mask.flatten(0, -2).bool()))}  # (N,)
 
     def encode(
         self, inputs: Inputs, real_indices: Tensor | None = None, read_indices: Tensor | None = None, **kwargs
@@ -203,12 +203,12 @@ class BertForSequenceClassification(BertWithClassifier):
         return {"num_items_in_batch": weigh_labels(labels, weights).sum()}
 
     @classmethod
-    def find_indices(cls, attention_mask: Tensor, **batch: Tensor) -> dict[str, Tensor]:
+    def index_tokens(cls, attention_mask: Tensor, **batch: Tensor) -> dict[str, Tensor]:
         """Return the indices of a batch's real tokens, and of its real windows if it has windows."""
         if attention_mask.dim() == 2:
-            return super().find_indices(attention_mask)
-        windows = find_indices(attention_mask.any(-1))  # (R,)
-        return {"window_indices": windows, **super().find_indices(attention_mask.flatten(0, 1)[windows])}
+            return super().index_tokens(attention_mask)
+        windows = index_true(attention_mask.any(-1))  # (R,)
+        return {"window_indices": windows, **super().index_tokens(attention_mask.flatten(0, 1)[windows])}
 
     def make_weights(self, device: torch.device) -> Tensor | None:
         """Return the configuration's class weights (L,) in fp32, or None if there are none."""
@@ -229,7 +229,7 @@ class BertForSequenceClassification(BertWithClassifier):
         Args:
             labels: (B,) classes; (B, L) scores, or (B,) if L = 1; or (B, L), 0 or 1 for each independent label.
             window_indices: (R,) those of the real windows in the flattened (B * W), and `real_indices` (N,) those of
-                the tokens in (R * T), from `find_indices`; None: they are computed here.
+                the tokens in (R * T), from `index_true`; None: they are computed here.
 
         Raises:
             ValueError: There are windows, but `window_pooling` is not set.
@@ -240,7 +240,7 @@ class BertForSequenceClassification(BertWithClassifier):
             if (pooling := self.config.window_pooling) is None:
                 raise ValueError("inputs are windows (B, W, T), but window_pooling is not set; set it to mean or max")
             if window_indices is None:
-                window_indices = find_indices((torch.ones_like(ids) if mask is None else mask).any(-1))  # (R,)
+                window_indices = index_true((torch.ones_like(ids) if mask is None else mask).any(-1))  # (R,)
             inputs = [None if x is None else x.flatten(0, 1).index_select(0, window_indices) for x in inputs]  # (R, T)
         outputs, _ = self.encode(inputs, **kwargs)
         logits = self.compute_logits(self.dropout(outputs.pooler_output))  # (B, L) or (R, L)
@@ -314,18 +314,18 @@ class BertForTokenClassification(BertWithClassifier):
     labels_tokens = True
 
     @classmethod
-    def find_indices(cls, attention_mask: Tensor, labels: Tensor | None = None, **batch: Tensor) -> dict[str, Tensor]:
+    def index_tokens(cls, attention_mask: Tensor, labels: Tensor | None = None, **batch: Tensor) -> dict[str, Tensor]:
         """Return the indices of a batch's real tokens, and of those to read, by argument name of `forward`."""
-        indices = super().find_indices(attention_mask)
+        indices = super().index_tokens(attention_mask)
         if labels is not None:
             mask = keep_first(attention_mask.bool())
-            indices["read_indices"] = find_read_indices(mask, labels != IGNORE_INDEX)
+            indices["read_indices"] = index_read(mask, labels != IGNORE_INDEX)
         return indices
 
     def compute_scores(self, outputs: Encoded, layout: Layout, labels: Tensor | None, count: Count) -> Scored:
         """Return logits (B, T, L), zero at padding when packed, and the loss if labels are given.
 
-        With `read_indices` from `find_indices` logits at tokens without a label may be zero, too.
+        With `read_indices` from `index_true` logits at tokens without a label may be zero, too.
 
         Args:
             labels: (B, T), -100 at tokens without a label. See `ignore_masked`.

@@ -25,7 +25,7 @@ from bertkit.errors import UsageError, explain_missing
 from bertkit.model.config import BertConfig
 from bertkit.model.heads import pool_logits
 from bertkit.model.loss import IGNORE_INDEX
-from bertkit.model.packing import find_indices
+from bertkit.model.packing import index_true
 
 ONNX_FILE = "model.onnx"
 LENGTH = "length"  # the axis of tokens
@@ -160,7 +160,7 @@ class OnnxModel:
                 targets = labels != IGNORE_INDEX
                 return ModelOutput({name: x[targets] if x.dim() == 3 else x for name, x in outputs.items()})
             return outputs
-        indices = find_indices(mask.any(-1))  # (R,)
+        indices = index_true(mask.any(-1))  # (R,)
         windows = {name: batch[name].flatten(0, 1).index_select(0, indices) for name in self.inputs}  # (R, T)
         logits = pool_logits(self.run(windows).logits, indices, tuple(mask.shape[:2]), self.config.window_pooling)
         return ModelOutput(logits=logits)  # (B, L)

@@ -111,7 +111,7 @@ class Group:
         """Return (b * t,) bool, False at padding."""
         return torch.ones_like(self.tokens, dtype=torch.bool) if self.real is None else self.real.flatten()
 
-    def find_visible(self, causal: bool) -> Tensor | None:
+    def mark_visible(self, causal: bool) -> Tensor | None:
         """Return which tokens each token may attend to, broadcastable to (b, 1, t, t), or None for all."""
         visible = None if self.real is None else self.real[:, None, None, :]  # (b, 1, 1, t)
         if causal:
@@ -121,9 +121,9 @@ class Group:
         return visible
 
     def get_bias(self, causal: bool) -> Tensor | None:
-        """Return `find_visible` as an fp32 bias for the scores: 0 or the lowest fp32 number; shared by all layers."""
+        """Return `mark_visible` as an fp32 bias for the scores: 0 or the lowest fp32 number; shared by all layers."""
         if causal not in self.biases:
-            visible = self.find_visible(causal)
+            visible = self.mark_visible(causal)
             if visible is not None:
                 visible = torch.zeros_like(visible, dtype=torch.float32).masked_fill_(~visible, LOWEST)
             self.biases[causal] = visible
@@ -222,7 +222,7 @@ class Packed(Layout):
         """Return whether all sequences have the same length, so that the slots of the group are the tokens in order."""
         return len(self.groups) == 1 and all(part.groups[0].real is None for part in (self, self.whole))
 
-    def find_moves(self, heads: int = 1) -> tuple[Tensor, Tensor, Tensor | None]:
+    def plan_moves(self, heads: int = 1) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return how rows move into the slots of the groups and back.
 
         A row belongs to a token, or with `heads` > 1 to one head of a token. A group has (b, A, t) slots.
@@ -268,7 +268,7 @@ def lay_out(
     A row of the mask without a real token keeps its first one, so that every sequence has a [CLS].
 
     Args:
-        indices: (N,) those of the real tokens, from `find_indices`; without them the host waits for an accelerator.
+        indices: (N,) those of the real tokens, from `index_true`; without them the host waits for an accelerator.
 
     Raises:
         ValueError: Attention is packed, and the mask is not (B, T).
@@ -285,7 +285,7 @@ def lay_out(
         )
     mask = keep_first(mask.bool())
     offsets = nn.functional.pad(mask.sum(dim=1).cumsum(0), (1, 0))  # (B + 1,)
-    return Packed(shape, find_indices(mask) if indices is None else indices, offsets)
+    return Packed(shape, index_true(mask) if indices is None else indices, offsets)
 
 
 def narrow(layout: Packed, indices: Tensor | None) -> Packed:
@@ -309,11 +309,11 @@ def keep_first(mask: Tensor) -> Tensor:
     return mask | (first & ~mask.any(dim=1, keepdim=True))  # (B, T)
 
 
-def find_indices(mask: Tensor) -> Tensor:
+def index_true(mask: Tensor) -> Tensor:
     """Return the indices (N,) of the tokens where a mask (B, T) is True."""
     return mask.flatten().nonzero().squeeze(1)  # (N,)
 
 
-def find_read_indices(mask: Tensor, is_target: Tensor) -> Tensor:
+def index_read(mask: Tensor, is_target: Tensor) -> Tensor:
     """Return the indices (W,) of the real tokens that are targets (B, T) or the first of their sequence."""
-    return find_indices(mask & (is_target | (mask.cumsum(dim=1) == 1)))
+    return index_true(mask & (is_target | (mask.cumsum(dim=1) == 1)))

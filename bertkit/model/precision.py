@@ -11,7 +11,7 @@ from bertkit.errors import UsageError
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def find_device() -> torch.device:
+def choose_device() -> torch.device:
     """Return the accelerator, or the CPU if there is none."""
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return found or torch.device("cpu")

@@ -18,7 +18,7 @@ from bertkit.model.config import BertConfig
 from bertkit.model.cpu import is_adapted
 from bertkit.model.heads import BertHead, Count, Encoded, Inputs, Scored, finish, ignore_masked
 from bertkit.model.loss import IGNORE_INDEX, classify_loss, decode_loss
-from bertkit.model.packing import Layout, find_indices, find_read_indices, keep_first
+from bertkit.model.packing import Layout, index_read, index_true, keep_first
 
 logger = logging.get_logger(__name__)
 
@@ -123,19 +123,19 @@ class BertLMHead(BertHead):
         return super().count_labels(self.align(labels, attention_mask))
 
     @classmethod
-    def find_indices(cls, attention_mask: Tensor, labels: Tensor | None = None, **batch: Tensor) -> dict[str, Tensor]:
+    def index_tokens(cls, attention_mask: Tensor, labels: Tensor | None = None, **batch: Tensor) -> dict[str, Tensor]:
         """Return the indices of a batch's real and predicted tokens, and of those to read, by argument of `forward`."""
-        indices = super().find_indices(attention_mask)
+        indices = super().index_tokens(attention_mask)
         if labels is not None:
-            targets, read = cls.find_targets(cls.align(labels, attention_mask), keep_first(attention_mask.bool()))
+            targets, read = cls.index_targets(cls.align(labels, attention_mask), keep_first(attention_mask.bool()))
             indices |= {"target_indices": targets, "read_indices": read}
         return indices
 
     @classmethod
-    def find_targets(cls, labels: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    def index_targets(cls, labels: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Return the indices (M,) of aligned labels, and (W,) of the tokens to read, from labels and mask (B, T)."""
         is_target = labels != IGNORE_INDEX  # (B, T)
-        return find_indices(is_target), find_read_indices(mask, is_target)
+        return index_true(is_target), index_read(mask, is_target)
 
     def predict(
         self,
@@ -160,7 +160,7 @@ class BertLMHead(BertHead):
             read_indices = None
         elif target_indices is None:
             mask = torch.ones_like(labels) if inputs[1] is None or inputs[1].dim() > 2 else inputs[1]
-            target_indices, read_indices = self.find_targets(labels, keep_first(mask.bool()))
+            target_indices, read_indices = self.index_targets(labels, keep_first(mask.bool()))
         outputs, layout = self.encode(inputs, read_indices=read_indices, **kwargs)
         hidden, pooled = outputs.last_hidden_state, outputs.pooler_output
         relationship = None
@@ -232,7 +232,7 @@ class BertForPreTraining(BertLMHead):
             num_sequences_in_batch: Sequences of the whole update, which divide the next-sentence loss. If only the
                 tokens are known (stock Trainer), the batch is weighted by its share of the labelled tokens.
             kwargs: `targets_only`, whether to decode only the labelled positions, None: in training, which then returns
-                no token logits; and from `find_indices` `target_indices` (M,) of the labelled positions,
+                no token logits; and from `index_true` `target_indices` (M,) of the labelled positions,
                 `read_indices` (W,) of those and the first tokens, and `real_indices` (N,) of the real tokens.
         """
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)

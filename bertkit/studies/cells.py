@@ -53,7 +53,7 @@ class Cell:
     origin: str = ""
     # The run directories that an ensemble combines, relative to the study's; `runs` has the result
     members: tuple[str, ...] = ()
-    borrowed: bool = False  # whether the only run is that pretraining itself
+    is_pretraining: bool = False  # whether the only run is that pretraining itself
 
 
 # --- Pretrainings -----------------------------------------------------------------------------------------------------
@@ -141,14 +141,15 @@ def gather_members(study: Study, row: Variant, parts: Sequence[Cell]) -> Cell:
 def list_group(study: Study, name: str, column: Column, origin: Pretraining | None, output: Path) -> list[Cell]:
     """Return the cells of a row and a column, one for each setting.
 
-    A column of the pretraining task has one borrowed cell, or none if the row starts from a step or has no pretraining.
+    A column of the pretraining task has one cell, that of the row's pretraining, or none if the row starts from a step
+    or has no pretraining.
     """
     row, task = study.rows[name], TASKS[column.task]
     if study.pretrains and column.task == PRETRAIN:
         if origin is None or row.step in origin.steps:
             return []
         runs = {origin.recipe.train["seed"]: origin.directory}
-        return [Cell(name, column, {}, origin.recipe, origin.directory, runs, borrowed=True)]
+        return [Cell(name, column, {}, origin.recipe, origin.directory, runs, is_pretraining=True)]
     start, config = start_from(origin, row.step, output) if origin else ({}, None)
     settings = [dict(zip(study.grid, values, strict=True)) for values in itertools.product(*study.grid.values())]
     # Columns of the same task with the same recipe in this row share the runs of the first one.
@@ -199,7 +200,7 @@ def describe_plan(study: Study) -> list[str]:
         lines.append(f"{origin.directory}: {origin.recipe.train['max_steps']:,} updates{kept}{rows}")
     own: dict[str, Cell] = {}
     for cell in cells:
-        if not cell.borrowed:
+        if not cell.is_pretraining:
             own.setdefault(cell.directory, cell)
     for directory, cell in own.items():
         start = f", from {cell.recipe.checkpoint}" if cell.origin else ""
@@ -216,8 +217,8 @@ def describe_time(study: Study, output: Path, report: Report) -> list[str]:
     Runs that start from a pretraining are measured with its model, untrained.
     """
     origins = list_pretrainings(study)
-    cells = {cell.directory: cell for cell in list_cells(study, output) if not (cell.borrowed or cell.members)}
-    known: dict[str, costs.Measured | str] = {}
+    cells = {cell.directory: cell for cell in list_cells(study, output) if not (cell.is_pretraining or cell.members)}
+    known: dict[str, costs.Costs | str] = {}
     unknown, seconds = Counter[str](), []
     with TemporaryDirectory() as folder:  # for a model of each size
         models = [start_from(origin, 0, output)[1].to_json_string() for origin in origins]
@@ -234,7 +235,7 @@ def describe_time(study: Study, output: Path, report: Report) -> list[str]:
             if (name := json.dumps(same)) not in known:
                 report(f"measuring some updates of {directory}")
                 with locate_refusal(directory):
-                    known[name] = costs.find_costs(recipe, left.get(directory))
+                    known[name] = costs.measure_costs(recipe, left.get(directory))
             if isinstance(measured := known[name], str):
                 unknown[measured] += 1
             else:

@@ -38,7 +38,7 @@ def check_folds(finished: Iterable[RunJob]) -> None:
         task, options = TASKS[job.recipe.task], job.recipe.data
         if not options.get("folds"):
             continue
-        find_rows([Path(job.output)])
+        locate_rows([Path(job.output)])
         rows = task.tabulate_examples(task.load(options, ignore)[next(iter(task.splits))])
         there = read_table(Path(job.output) / PREDICTIONS / f"dev{TABLE_SUFFIX}").select([KEY, ROW_NUMBER])
         if there.to_pydict() != {KEY: hash_rows(rows.walk_texts(), rows.labels), ROW_NUMBER: list(rows.lines)}:
@@ -59,7 +59,7 @@ def gather_folds(results: Mapping[str, Any], output: Path) -> Table | None:
         return None
     folders = [output / run["directory"] for run in runs]
     task = TASKS[load_recipe(folders[0] / RECIPE_FILE).task]
-    paths = find_rows(folders)
+    paths = locate_rows(folders)
     tables = [read_table(path.with_name(f"dev{TABLE_SUFFIX}")) for path in paths]
     metrics = [run["metrics"] for run in runs]
     scores, lines = {}, []
@@ -77,7 +77,7 @@ def gather_folds(results: Mapping[str, Any], output: Path) -> Table | None:
     return make_table(f"{output}", ["score", f"mean ± sd (n) over {len(runs)} folds"], lines)
 
 
-def find_rows(folders: Sequence[Path]) -> list[Path]:
+def locate_rows(folders: Sequence[Path]) -> list[Path]:
     """Return the file of dev's rows in the predictions of each finished fold, which lies beside its table."""
     there = [{path.name for path in (folder / PREDICTIONS).glob("dev.*")} for folder in folders]
     name = next((name for name in ROW_FILES if any(name in names for names in there)), ROW_FILES[0])

@@ -8,13 +8,13 @@ from bertkit.reports.plots import Plot, Series, save_matrices, save_plots
 from bertkit.reports.tables import Table, TableCell, make_table
 from bertkit.studies.tables import (
     MARK,
-    find_row,
-    find_shown,
+    choose_shown,
     head_column,
     name_axes,
     name_splits,
     show_mean,
     show_value,
+    take_score_row,
 )
 
 # --- Studies in a picture ---------------------------------------------------------------------------------------------
@@ -52,7 +52,7 @@ def tabulate_grids(study: Mapping[str, Any], find_link: Callable[[str], str] = l
     chosen = {winner["cell"]: find_link(winner["run"]) for winner in study["chosen"]}
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for cell in study["cells"]:
-        if not cell["borrowed"]:
+        if not cell["is_pretraining"]:
             groups.setdefault((cell["row"], cell["column"]), []).append(cell)
     tables = []
     for (name, column), cells in groups.items():
@@ -86,7 +86,7 @@ def make_square(
 ) -> TableCell:
     """Return one square of a heat map; `chosen` maps the directories of chosen cells to their links."""
     lost = [("", f"{cell['failed']} failed")] if cell["failed"] and cell["n"] else []
-    lines = ((show_mean(find_row(study, cell["column"]), cell), ""), *lost)
+    lines = ((show_mean(take_score_row(study, cell["column"]), cell), ""), *lost)
     directory = cell["directory"]
     return TableCell(lines, chosen.get(directory, ""), shades.get(directory), "chosen" if directory in chosen else "")
 
@@ -126,10 +126,10 @@ def list_curves(study: Mapping[str, Any]) -> list[Plot]:
             lines[label if label and label not in lines else origin["directory"]] = rows
     plots = []
     for name, column in study["columns"].items():
-        shown, series = find_row(study, name), []
+        shown, series = take_score_row(study, name), []
         for number, (label, rows) in enumerate(lines.items()):
             steps = {row: study["rows"][row]["step"] for row in rows}
-            cells = {row: find_shown(study, row)[name][0] for row in rows if name in find_shown(study, row)}
+            cells = {row: choose_shown(study, row)[name][0] for row in rows if name in choose_shown(study, row)}
             cells = {row: cell for row, cell in cells.items() if cell["mean"] is not None}
             ours = [(steps[row], shown.scale(cell["mean"])) for row, cell in cells.items()]
             spreads = [shown.scale(cell["sd"] or 0.0) for cell in cells.values()]

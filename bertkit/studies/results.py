@@ -16,7 +16,7 @@ from bertkit.tasks import TASKS
 from bertkit.training.run_dir import METRICS_FILE, STUDY_RESULT, find_finished, read_metrics
 
 
-def find_states(
+def read_states(
     jobs: Mapping[str, RunJob], cells: Iterable[Cell], output: Path
 ) -> tuple[dict[str, State], dict[str, RunJob]]:
     """Return the state of every run and ensemble, and the jobs that are not finished.
@@ -54,10 +54,10 @@ def check_all_finished(results: Mapping[str, Any], output: Path) -> None:
 
 
 def group_cells(cells: Iterable[Cell]) -> list[list[Cell]]:
-    """Group the cells by row and column, without the borrowed ones."""
+    """Group the cells by row and column, without the is_pretraining ones."""
     groups: dict[tuple[str, str], list[Cell]] = {}
     for cell in cells:
-        if not cell.borrowed:
+        if not cell.is_pretraining:
             groups.setdefault((cell.row, cell.column.name), []).append(cell)
     return list(groups.values())
 
@@ -103,7 +103,7 @@ def summarize(
             task knows, a note on the paper's values, and whether the column is written in its short form.
         rows: By name: the paper's value of each column, the pretraining that the row starts from and the step, or null.
         pretrainings: Each with its rows, directory, kept steps, scores as tables show them, and the state of a run.
-        cells: Row, column, task, setting, directory, and whether the cell is borrowed (shows the row's pretraining).
+        cells: Row, column, task, setting, directory, and whether it `is_pretraining` and shows that of its row.
             `runs`: each with seed, directory, status and metrics, failure, or update, updates and loss. Statistics over
             the finished runs, null if undefined: n, failed, mean, sd (n - 1), best and at_or_below_majority.
         chosen: For each row and column the winning cell and run, and the number of settings and runs compared.
@@ -167,7 +167,7 @@ def summarize_cell(cell: Cell, states: Mapping[str, State]) -> dict[str, Any]:
         "task": cell.column.task,
         "setting": dict(cell.setting),
         "directory": cell.directory,
-        "borrowed": cell.borrowed,
+        "is_pretraining": cell.is_pretraining,
         "runs": runs,
         "n": len(values),
         "failed": sum(states[path].status == "failed" for path in cell.runs.values()),

@@ -162,20 +162,20 @@ class Runs:
     Args:
         folder: The study's directory.
         jobs: The runs.
-        hear: Receives the output directory of a run, and its new state or a line.
+        on_state: Receives the output directory of a run, and its new state or a line.
         start: Starts a process: the words of its command, the file of its output, and the number of its slot.
         slots: The number of processes at once.
-        give_up: Returns why the process of a run should end, empty if it should not.
-        noted: Receives the signal that stops all.
+        should_stop: Returns why the process of a run should end, empty if it should not.
+        signals: Receives the signal that stops all.
     """
 
     folder: Path
     jobs: Sequence[RunJob]
-    hear: Callable[[str, State | str], None]
+    on_state: Callable[[str, State | str], None]
     start: Callable[[Sequence[str], Path, int], Command | Remote]
     slots: int
-    give_up: Callable[[RunJob], str] = lambda job: ""
-    noted: list[int] = field(default_factory=list)
+    should_stop: Callable[[RunJob], str] = lambda job: ""
+    signals: list[int] = field(default_factory=list)
     known: dict[str, State] = field(default_factory=dict)  # the states of the runs by output directory
     # Why processes were told to end, by output directory; they are not started again
     ended: dict[str, str] = field(default_factory=dict)
@@ -186,9 +186,9 @@ class Runs:
         waiting, free = deque(self.jobs), deque(range(self.slots))
         running: dict[Command | Remote, tuple[RunJob, int]] = {}
         try:
-            with note_signals(self.noted.append):
-                while running or (waiting and not self.noted):
-                    while waiting and free and not self.noted:
+            with note_signals(self.signals.append):
+                while running or (waiting and not self.signals):
+                    while waiting and free and not self.signals:
                         job, slot = waiting.popleft(), free.popleft()
                         words = write_command(self.folder, job)
                         running[self.start(words, locate(self.folder, job.output, ".log"), slot)] = job, slot
@@ -201,12 +201,14 @@ class Runs:
                             free.append(slot)
                             if self.must_repeat(job, code):
                                 waiting.appendleft(job)
-                        elif job.output not in self.ended and (why := "stopped" if self.noted else self.give_up(job)):
-                            self.ended[job.output] = why
-                            process.terminate()
+                        elif job.output not in self.ended:
+                            reason = "stopped" if self.signals else self.should_stop(job)
+                            if reason:
+                                self.ended[job.output] = reason
+                                process.terminate()
         finally:
             end_all(list(running))
-        return self.noted[0] if self.noted else 0
+        return self.signals[0] if self.signals else 0
 
     def look(self, job: RunJob) -> None:
         """Pass on the state of a run if it is new."""
@@ -219,13 +221,14 @@ class Runs:
         if state.done > self.done[job.output]:
             self.done[job.output], self.lost[job.output] = state.done, 0
         self.known[job.output] = state
-        self.hear(job.output, state)
+        self.on_state(job.output, state)
 
     def must_repeat(self, job: RunJob, code: int) -> bool:
         """Return whether a run whose process has ended starts again; if its process gave a reason, it has failed."""
         if self.known.get(job.output, State()).status == "finished" or job.output in self.ended:
             return False
-        if is_death(code) and (self.noted or await_note(self.noted)):  # a signal to the group came to the process first
+        # A signal to the group may have come to the process first.
+        if is_death(code) and (self.signals or await_note(self.signals)):
             return False
         message, last = read_end(locate(self.folder, job.output, ".log"))
         if message and not is_death(code):
@@ -235,7 +238,7 @@ class Runs:
         reason = f"its process has ended ({describe_death(code)})"
         if self.lost[job.output] < TRIES:
             self.change(job, State())
-            self.hear(job.output, f"{reason}; starting it again")
+            self.on_state(job.output, f"{reason}; starting it again")
             return True
         often = f"{reason} {TRIES} times; memory may be too small"
         self.change(job, State("failed", reason=often if is_death(code) else last))
@@ -262,7 +265,7 @@ def read_state(job: RunJob) -> State:
     if not (output / RECIPE_FILE).exists():  # the data of such a run are read first
         return State()
     log = output / LOG
-    if not log.exists() or not (last := find_loss(output, log.stat().st_mtime_ns)):
+    if not log.exists() or not (last := read_loss(output, log.stat().st_mtime_ns)):
         return State("running")
     train = {**read_recipe(output / RECIPE_FILE).get("train", {}), **job.recipe.train}  # with what the rows decide
     total = train["max_steps"] if train.get("max_steps", -1) > 0 else 0
@@ -272,7 +275,7 @@ def read_state(job: RunJob) -> State:
 
 
 @lru_cache
-def find_loss(output: Path, changed: int) -> Mapping[str, float]:
+def read_loss(output: Path, changed: int) -> Mapping[str, float]:
     """Return the last entry of a run's log with a loss, which is read again when it has changed; empty without one."""
     return next((entry for entry in reversed(read_log(output)) if "loss" in entry), {})
 

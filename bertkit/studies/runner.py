@@ -29,9 +29,9 @@ from bertkit.studies.results import (
     choose,
     describe_score,
     fail_if_not_finite,
-    find_states,
     group_cells,
     list_scores,
+    read_states,
     summarize,
 )
 from bertkit.studies.run_processes import RunJob, Runs, State, drop_checkpoints, drop_weights, share_gpus
@@ -90,7 +90,7 @@ def run_study(
     pretrainings, cells = list_pretrainings(study), list_cells(study, output)
     check_directory(study, output)
     first, rest = make_jobs(pretrainings, cells, output)
-    states, left = find_states(first | rest, cells, output)
+    states, left = read_states(first | rest, cells, output)
     origins = {pretraining.directory: pretraining for pretraining in pretrainings}
     state = StudyState(study, origins, cells, first | rest, states, output, report, progress)
     over = sum(one.metrics is not None for one in states.values())
@@ -144,7 +144,7 @@ class StudyState:
 
     def find_cell(self, directory: str) -> Cell:
         """Return the first cell that a run belongs to."""
-        return next(cell for cell in self.cells if not cell.borrowed and directory in cell.runs.values())
+        return next(cell for cell in self.cells if not cell.is_pretraining and directory in cell.runs.values())
 
     def waits(self, directory: str, job: RunJob, first: Mapping[str, RunJob]) -> bool:
         """Return whether the model that a run starts from does not exist yet."""
@@ -167,7 +167,7 @@ class StudyState:
         """Do the jobs, and return the signal that stopped them, or 0 when all are over."""
         directories = {job.output: directory for directory, job in jobs.items()}
 
-        def hear(output: str, news: State | str) -> None:
+        def on_state(output: str, news: State | str) -> None:
             self.take(directories[output], news)
 
         slots = len(jobs) if self.ray else min(len(self.gpus), len(jobs))
@@ -180,7 +180,7 @@ class StudyState:
                 return Remote(self.ray, words, log, self.study.num_cpus, num_gpus)
             return start_command(words, log, threads, self.gpus[slot])
 
-        return Runs(self.output, list(jobs.values()), hear, begin, slots).execute()
+        return Runs(self.output, list(jobs.values()), on_state, begin, slots).execute()
 
     def compare_data(self, directory: str, state: State) -> State:
         """Return the state of a run; it becomes failed if an earlier run used other data.
@@ -326,7 +326,7 @@ def make_jobs(
     rest = {
         directory: RunJob(replace(cell.recipe, train={**cell.recipe.train, "seed": seed}), str(output / directory))
         for cell in cells
-        if not cell.borrowed and not cell.members
+        if not cell.is_pretraining and not cell.members
         for seed, directory in cell.runs.items()
     }
     return first, rest

@@ -1,6 +1,6 @@
 """Search for the best model: trials on a part of the training data, then one training on all of it.
 
-Each trial is a run in a process of its own, scored on training rows that are held back (`[data] held_back`), so that
+Each trial is a run in a process of its own, scored on training rows that are held back (`[data] trial_rows`), so that
 the score on dev stays honest. The search reads the trial's log and passes its scores to Optuna, which proposes values
 (TPE, Bergstra et al. 2011), says which trials to end, and keeps all in a journal. A trial that a kill has interrupted
 keeps its values and its directory.
@@ -35,7 +35,7 @@ from bertkit.system.files import atomic_write, hold_directory
 from bertkit.system.progress import Report, describe_duration, ignore
 from bertkit.system.signals import Interrupted, note_signals
 from bertkit.tasks import TASKS
-from bertkit.tasks.examples import MOST_HELD_BACK
+from bertkit.tasks.examples import MOST_TRIAL_ROWS
 from bertkit.training import budget, costs
 from bertkit.training.callbacks import Progress
 from bertkit.training.clock import Clock
@@ -89,7 +89,7 @@ def search_or_train(
     """
     keeps = clock and join_processes(recipe).is_main_process
     with explain_disk_error(output), clock.keep(output / budget.CLOCK_FILE) if keeps else nullcontext():
-        if trials or (clock and "held_back" in TASKS[recipe.task].options):
+        if trials or (clock and "trial_rows" in TASKS[recipe.task].options):
             recipe, prepared = Search(recipe, output, trials, clock, report, progress).choose()
         else:
             prepared = None
@@ -107,7 +107,7 @@ class Search:
     clock: Clock | None
     report: Report
     progress: Progress = ignore
-    noted: list[int] = field(default_factory=list)  # signals that were received
+    signals: list[int] = field(default_factory=list)  # signals that were received
 
     def __post_init__(self) -> None:
         self.task, self.folder = TASKS[self.recipe.task], self.output / SEARCH
@@ -136,21 +136,21 @@ class Search:
         self.recipe = resolve(self.recipe, facts)
         with hold_directory(self.folder):
             save_recipe(identity, path)
-            best = self.make_recipe(self.find_best(prepared))
+            best = self.make_recipe(self.run_trials(prepared))
             return (
                 best,
                 prepared if best.batch_size == self.recipe.batch_size else None,
             )  # a batch size may order the data
 
-    def find_best(self, prepared: Prepared) -> dict[str, Any]:
+    def run_trials(self, prepared: Prepared) -> dict[str, Any]:
         """Do the trials that are left, and return the best values; empty if no trial is complete."""
         self.open_study()
         expected = self.expect_seconds(prepared) if self.clock else 0.0
         about = f"trials of about {describe_duration(expected)} until half of the time is over"
         many = pluralize(self.most, "trial") if self.most else about
         self.report(f"searching {', '.join(map(name_key, self.searched))}: {many}, scored on held-back rows of train")
-        with note_signals(self.noted.append):
-            while len(self.list_done()) < (self.most or math.inf) and self.find_left() >= expected:
+        with note_signals(self.signals.append):
+            while len(self.list_done()) < (self.most or math.inf) and self.count_left() >= expected:
                 self.do_trial()
         if not self.study.get_trials(states=[self.optuna.trial.TrialState.COMPLETE]):
             reason = "no trial was completed" if self.list_done() else "no trial fits into half of the time"
@@ -160,7 +160,7 @@ class Search:
         self.report(f"the best of {pluralize(done, 'trial')}: {describe_values(best.params)}; training on all of train")
         return best.params
 
-    def find_left(self) -> float:
+    def count_left(self) -> float:
         """Return the seconds that are left for trials."""
         return self.clock.left - self.clock.limit / 2 if self.clock else math.inf
 
@@ -168,7 +168,7 @@ class Search:
         """Return the expected seconds of a trial with the values of the preset."""
         self.report("measuring some updates")
         measured = budget.measure_again(self.recipe, prepared, self.clock, self.output)
-        held = int(min(HELD_ROWS, MOST_HELD_BACK * measured.rows))
+        held = int(min(HELD_ROWS, MOST_TRIAL_ROWS * measured.rows))
         measured = msgspec.structs.replace(measured, rows=measured.rows - held, evaluated=held, predicted=held)
         _, training, evaluation = costs.estimate(self.make_trial({}), measured, self.folder)
         return START_SECONDS + training + evaluation + measured.end
@@ -196,7 +196,7 @@ class Search:
 
     def make_trial(self, params: Mapping[str, Any]) -> Recipe:
         """Make the recipe of a trial."""
-        short = {"data": {"held_back": HELD_ROWS}, "train": TRIAL_ONLY, "patience": 0}
+        short = {"data": {"trial_rows": HELD_ROWS}, "train": TRIAL_ONLY, "patience": 0}
         return self.make_recipe(params, short, {"calibrate": False, "baseline": False})
 
     def open_study(self) -> None:
@@ -252,7 +252,7 @@ class Search:
         number = trial.number + 1
         job = RunJob(self.make_trial(trial.params), str(self.folder / f"trial-{number}"))
 
-        def hear(output: str, news: State | str) -> None:
+        def on_state(output: str, news: State | str) -> None:
             if isinstance(news, str):
                 self.report(f"trial {number}: {news}")
             elif news.total:
@@ -261,15 +261,15 @@ class Search:
         def begin(words: Sequence[str], log: Path, slot: int) -> Command:
             return start_command(words, log, torch.get_num_threads())
 
-        def give_up(job: RunJob) -> str:
+        def should_stop(job: RunJob) -> str:
             if self.is_worse(job, trial):
                 return WORSE
-            return "half of the time is over" if self.find_left() < 0 else ""
+            return "half of the time is over" if self.count_left() < 0 else ""
 
         self.report(f"starting trial {number}: {describe_values(trial.params)}")
-        runs = Runs(self.folder, [job], hear, begin, 1, give_up, self.noted)
+        runs = Runs(self.folder, [job], on_state, begin, 1, should_stop, self.signals)
         if runs.execute():
-            raise Interrupted(f"stopped after {number - 1} trials; the same command continues", self.noted[0])
+            raise Interrupted(f"stopped after {number - 1} trials; the same command continues", self.signals[0])
         found, states = runs.known.get(job.output, State()), self.optuna.trial.TrialState
         if "end_score" in (found.metrics or {}):  # trainings are compared, also where a run delivers its start
             found = replace(found, metrics={**found.metrics, "score": found.metrics["end_score"]})

@@ -187,7 +187,7 @@ def define_runs(
 
 def check_searchable(task: Task, data: Mapping[str, Any]) -> None:
     """Check that a search can be made for a task with these options of `[data]`."""
-    others = [key for key in ("features", "extra_train", "held_back") if data.get(key)]
+    others = [key for key in ("features", "extra_train", "trial_rows") if data.get(key)]
     if not task.metric:
         others.append(f"--task {task.name}")
     if others:

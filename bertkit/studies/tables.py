@@ -169,7 +169,7 @@ def show_value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def find_row(study: Mapping[str, Any], name: str) -> ScoreLine:
+def take_score_row(study: Mapping[str, Any], name: str) -> ScoreLine:
     """Return the score row that formats a column's scores; pretrainings have no column and an empty score row."""
     column = study["columns"].get(name) or {"name": "", "metric": "", "unit": "", "published": {}}
     return ScoreLine(column["name"], column["metric"], unit=column["unit"], paper=column["published"])
@@ -177,7 +177,7 @@ def find_row(study: Mapping[str, Any], name: str) -> ScoreLine:
 
 def head_column(study: Mapping[str, Any], name: str) -> str:
     """Return a column's heading: its name, with the metric if it is in its short form."""
-    return f"{name}: {find_row(study, name).head}" if name and study["columns"][name]["short"] else name
+    return f"{name}: {take_score_row(study, name).head}" if name and study["columns"][name]["short"] else name
 
 
 def show_score(row: ScoreLine, value: float | None) -> str:
@@ -192,7 +192,7 @@ def show_mean(row: ScoreLine, cell: Mapping[str, Any]) -> str:
     return row.show_mean(cell["mean"], cell["sd"], cell["n"]) + MARK * bool(cell["at_or_below_majority"])
 
 
-def find_shown(study: Mapping[str, Any], name: str) -> dict[str, tuple[Mapping[str, Any], Mapping[str, Any] | None]]:
+def choose_shown(study: Mapping[str, Any], name: str) -> dict[str, tuple[Mapping[str, Any], Mapping[str, Any] | None]]:
     """Return, by column, the cell that the summary shows for a row, with its entry in `chosen` or None."""
     winners = {winner["column"]: winner for winner in study["chosen"] if winner["row"] == name}
     found = {}
@@ -211,12 +211,12 @@ def tabulate_summary(study: Mapping[str, Any], find_link: Callable[[str], str] =
     Without any, the published scores that the tasks know come last, and then the systems that the study cites, also in
     columns of their own. `find_link` returns the link of a run.
     """
-    rows = {name: find_row(study, name) for name in study["columns"]}
+    rows = {name: take_score_row(study, name) for name in study["columns"]}
     averaged, cited = study["definition"].get("average", []), study["definition"].get("cited", {})
     names = [*rows, AVERAGE] if averaged else [*rows]
     heads, lines = list(dict.fromkeys([*names, *itertools.chain(*cited.values())])), []
     for name, own in study["rows"].items():
-        found = find_shown(study, name)
+        found = choose_shown(study, name)
         ours = {}
         for column, (cell, winner) in found.items():  # linked to the chosen run, or else to the first one
             run = winner["run"] if winner else cell["runs"][0]["directory"]
@@ -268,7 +268,7 @@ def list_columns(study: Mapping[str, Any]) -> list[tuple[str, str]]:
     if _is_short(study):
         return found
     for name, column in study["columns"].items():
-        row = find_row(study, name)
+        row = take_score_row(study, name)
         runs = [run for cell in study["cells"] if cell["column"] == name for run in cell["runs"]]
         metrics = next((run["metrics"] for run in runs if run["status"] == "finished"), {})
         parts = [f"{column['name']}{' in percent' if column['unit'] else ''}; {column['task']}, {column['split']}"]
@@ -301,7 +301,7 @@ def tabulate_cells(study: Mapping[str, Any]) -> list[Table]:
     has_grid = bool(study["definition"].get("grid"))
     groups = {"Every cell": study["cells"]}
     if has_grid:
-        own = [cell for cell in study["cells"] if not cell["borrowed"]]
+        own = [cell for cell in study["cells"] if not cell["is_pretraining"]]
         groups = {head_column(study, x): [cell for cell in own if cell["column"] == x] for x in study["columns"]}
     best = {winner["cell"] for winner in study["chosen"]} if has_grid else set()
     tables = []
@@ -309,7 +309,7 @@ def tabulate_cells(study: Mapping[str, Any]) -> list[Table]:
         counted = any(cell["at_or_below_majority"] is not None for cell in cells)
         labels, lines = _label_cells(study, cells), []
         for index, cell in enumerate(cells):
-            row, poor = find_row(study, cell["column"]), cell["at_or_below_majority"]
+            row, poor = take_score_row(study, cell["column"]), cell["at_or_below_majority"]
             texts = [column[index] for column in labels.values()]
             texts += [show_score(row, cell[key]) for key in ("mean", "sd", "best")]
             texts += [str(cell["n"]), str(cell["failed"])]

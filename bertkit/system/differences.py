@@ -11,7 +11,7 @@ from bertkit.errors import UsageError
 LONGEST_NAME, LONGEST_TEXT = 40, 100  # characters of a user's input that a message shows
 
 
-def find_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+def describe_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Return `table.key: old -> new` for every value that differs, in the order of the old recipe."""
     before, after = _flatten(old), _flatten(new)
     return [
@@ -23,7 +23,7 @@ def find_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str
 
 def refuse_other(problem: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     """Check that a directory has what is asked for."""
-    if differences := find_differences(old, new):
+    if differences := describe_differences(old, new):
         more = f" and {len(differences) - 2} more" if len(differences) > 2 else ""
         shown = "; ".join(differences[:2]) + more
         raise UsageError(f"{problem} ({shown}); name another directory with --output")

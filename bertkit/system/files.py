@@ -128,7 +128,7 @@ def check_empty(output: Path, kind: str, *known: str) -> None:
         raise UsageError(f"{output} is not empty and holds no {kind}; name another directory with --output")
 
 
-def find_checksum(path: Path) -> int:
+def compute_checksum(path: Path) -> int:
     """Return the CRC-32 of a file."""
     checksum = 0
     with path.open("rb", buffering=0) as stream:

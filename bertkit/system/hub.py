@@ -33,7 +33,7 @@ def parse_hub_name(source: str) -> HubName | None:
     return None if not found or FILE_NAME.fullmatch(source) or os.path.exists(source) else HubName(*found.groups())
 
 
-def find_dataset(source: str) -> HubName | None:
+def parse_dataset(source: str) -> HubName | None:
     """Return the parts of the name of a data set on the Hub; None for what may be a path."""
     return parse_hub_name(source) if "/" in source.partition("@")[0] else None
 
@@ -56,7 +56,7 @@ def pin(commits: Mapping[str, str]) -> Iterator[None]:
         PINNED.clear()
 
 
-def find_hub_trouble(name: str, kind: str, revision: str | None = None) -> str | None:
+def explain_hub_trouble(name: str, kind: str, revision: str | None = None) -> str | None:
     """Return why the Hub cannot serve the `kind` ("dataset" or "model") `name`; None if it can.
 
     This is checked before `datasets` and `transformers` are called: without a network they retry for 23 seconds and for
@@ -80,13 +80,13 @@ def find_hub_trouble(name: str, kind: str, revision: str | None = None) -> str |
 
 
 @lru_cache(maxsize=8)  # a study calls it for each of its cells
-def find_trouble(checkpoint: str) -> str | None:
+def explain_trouble(checkpoint: str) -> str | None:
     """Return why the Hub cannot serve a checkpoint that is not a local path, or None if it can.
 
     If it cannot, callers use only the cache, which may hold a copy downloaded before.
     """
     name, revision = split_revision(checkpoint)
-    return None if Path(checkpoint).exists() else find_hub_trouble(name, "model", revision)
+    return None if Path(checkpoint).exists() else explain_hub_trouble(name, "model", revision)
 
 
 def find_cached(checkpoint: str, name: str) -> Path | None:
@@ -112,7 +112,7 @@ def check_path(source: str | None, form: str = "") -> None:
         return
     for path in source.split(","):
         check_access(path)
-        found = find_dataset(path) if form == "owner/name" else form and parse_hub_name(path)
+        found = parse_dataset(path) if form == "owner/name" else form and parse_hub_name(path)
         if not os.path.exists(path) and (not found or os.path.isdir(os.path.dirname(path))):
             other = f", or name a data set on the Hub ({form})" if form else ""
             raise UsageError(f"there is no file or folder {path}; correct the path{other}")
@@ -129,7 +129,7 @@ def check_checkpoint(checkpoint: str | None) -> None:
     remedy = "give the folder of a run or of a BERT checkpoint"
     if not is_name or os.path.isdir(os.path.dirname(checkpoint)):
         raise UsageError(f"there is no folder {checkpoint}; {remedy}")
-    if trouble := find_trouble(checkpoint):
+    if trouble := explain_trouble(checkpoint):
         raise UsageError(f"there is no folder {checkpoint}, and {trouble}; {remedy}")
 
 

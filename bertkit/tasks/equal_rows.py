@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bertkit.data.duplicates import TRAIN_SPLIT, SplitRepeats, find_repeats, hash_rows, number_answers
+from bertkit.data.duplicates import TRAIN_SPLIT, SplitRepeats, encode_answers, hash_rows, list_repeats
 from bertkit.errors import pluralize
 from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.task import Task
@@ -23,12 +23,12 @@ class CheckedRows:
     lines: Mapping[str, Sequence[int]] = field(default_factory=dict)
     keys: Mapping[str, np.ndarray] = field(default_factory=dict)  # split -> the hashes of the rows
 
-    def find_leaks(self, split: str) -> np.ndarray:
+    def list_leaks(self, split: str) -> np.ndarray:
         """Return the numbers of the rows that also occur in train; empty if all of them do."""
         found = self.splits.get(split)
         return found.in_train[:, 0] if found and len(found.in_train) < found.size else np.empty(0, np.int64)
 
-    def find_contradictory(self, split: str) -> np.ndarray:
+    def mark_contradictory(self, split: str) -> np.ndarray:
         """Return (S,) whether the text of each row has different labels in its split, or in another one and train."""
         wrong = [self.keys[name][rows] for name, one in self.splits.items() for rows in one.contradictory]
         wrong += [self.keys[name][one.contradicts_train[:, 0]] for name, one in self.splits.items()]
@@ -84,9 +84,9 @@ def check_rows(rows: Mapping[str, ExampleRows]) -> CheckedRows:
     numbers: dict[Any, int] = {}
     keys = {split: hash_rows(found.walk_texts()) for split, found in rows.items()}
     answers = {
-        split: number_answers(found.labels, numbers) for split, found in rows.items() if found.labels is not None
+        split: encode_answers(found.labels, numbers) for split, found in rows.items() if found.labels is not None
     }
-    return CheckedRows(find_repeats(keys, answers), {split: found.lines for split, found in rows.items()}, keys)
+    return CheckedRows(list_repeats(keys, answers), {split: found.lines for split, found in rows.items()}, keys)
 
 
 def _count_words(found: SplitRepeats) -> list[str]:

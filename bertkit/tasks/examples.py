@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from bertkit.tasks.task import Task
 
 TEXTS_A_PART = 10_000  # texts converted from Arrow at a time
-MOST_HELD_BACK = 0.25  # share of the training rows
+MOST_TRIAL_ROWS = 0.25  # share of the training rows
 
 
 @dataclass(frozen=True, eq=False)

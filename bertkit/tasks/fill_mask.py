@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bertkit.data.sequences import IGNORED, EncodedInputs
-from bertkit.data.tokenizer import find_words
+from bertkit.data.tokenizer import get_cached_tokenizer
 from bertkit.errors import UsageError
 from bertkit.tasks.answers import Answers, Decisions, PairAnswers, Result, judge_pairs
 from bertkit.tasks.inputs import describe_texts, read_texts
@@ -137,5 +137,5 @@ def encode_masked(text: str, settings: PredictionSettings) -> list[int]:
     for number, piece in enumerate(text.split(MASK)):
         if number:
             ids.append(settings.tokenizer.mask_token_id)
-        ids += find_words(settings.tokenizer).encode([piece.strip()], np.int64)[0].tolist()
+        ids += get_cached_tokenizer(settings.tokenizer).encode([piece.strip()], np.int64)[0].tolist()
     return ids

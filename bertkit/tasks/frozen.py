@@ -30,10 +30,10 @@ from bertkit.data.long_texts import pool_windows
 from bertkit.data.sequences import Sequences, batch_by_length, pad
 from bertkit.errors import UsageError, as_usage_error
 from bertkit.model.bert import BertModel
-from bertkit.model.bilstm import find_layers, select_features
+from bertkit.model.bilstm import select_features, select_layers
 from bertkit.model.checkpoint import load_config, load_model
 from bertkit.model.loss import IGNORE_INDEX
-from bertkit.model.precision import find_device
+from bertkit.model.precision import choose_device
 from bertkit.system.files import atomic_open, remove_unfinished, take_fingerprint
 from bertkit.system.progress import Report, ShareDone, ignore
 
@@ -63,9 +63,9 @@ def load_encoder(checkpoint: str, layers: str, tokens: int = 0) -> BertModel:
     with as_usage_error(f"the model {checkpoint}"):
         config = load_config(checkpoint)
     with as_usage_error(f"--layers {layers}"):
-        find_layers(layers, config.num_hidden_layers)
+        select_layers(layers, config.num_hidden_layers)
     model, _ = load_model(BertModel, checkpoint, {"add_pooling_layer": False, "vocab_size": tokens})
-    return model.eval().requires_grad_(False).to(find_device())
+    return model.eval().requires_grad_(False).to(choose_device())
 
 
 @torch.no_grad()
@@ -446,19 +446,19 @@ def cache_features(
         half: Whether to store 16 bits per number instead of 32.
     """
     model = load_encoder(checkpoint, layers)
-    numbers, _ = find_layers(layers, model.config.num_hidden_layers)  # 0 for the embeddings
+    numbers, _ = select_layers(layers, model.config.num_hidden_layers)  # 0 for the embeddings
     name = name_vectors(model, [numbers, half], sequences.ids, sequences.ends, sequences.seconds, positions, ends)
     remedy = "give a folder for features with --set data.features_dir=DIR"
     # The first process on each machine computes the features, and the others read its file.
     with PartialState().local_main_process_first(), as_usage_error("the folder of features", remedy):
-        path = Path(folder or find_cache(), f"{name}.npy")
+        path = Path(folder or locate_cache(), f"{name}.npy")
         if not path.is_file():
             shape = (len(positions), len(numbers), model.config.hidden_size)
             write_cached(path, partial(write_features, model, layers, sequences, positions, ends, shape, half))
     return path
 
 
-def find_cache() -> Path:
+def locate_cache() -> Path:
     """Return the folder of cached files, among the assets of huggingface_hub's cache."""
     return cached_assets_path("bertkit", namespace="features")
 
@@ -474,10 +474,10 @@ def write_cached(path: Path, write: Callable[[BinaryIO], None]) -> None:
 def keep_array(name: str, make: Callable[[], np.ndarray]) -> np.ndarray:
     """Return the array of this name from the cache, where it is put if the disk allows that."""
     with suppress(OSError, ValueError):
-        return np.load(find_cache() / f"{name}.npy")
+        return np.load(locate_cache() / f"{name}.npy")
     array = make()
     with suppress(OSError, ValueError):
-        write_cached(find_cache() / f"{name}.npy", partial(np.save, arr=array))
+        write_cached(locate_cache() / f"{name}.npy", partial(np.save, arr=array))
     return array
 
 

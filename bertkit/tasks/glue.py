@@ -30,7 +30,7 @@ from bertkit.reports.tables import ScoreLine
 from bertkit.system.progress import Report
 from bertkit.tasks.answers import Answers
 from bertkit.tasks.finetuning import CALIBRATION_ROWS, EVERY_EPOCH, name_baselines
-from bertkit.tasks.kinds import ONE_NUMBER, SINGLE_LABEL, ClassAnswers, find_kind
+from bertkit.tasks.kinds import ONE_NUMBER, SINGLE_LABEL, ClassAnswers, get_kind
 from bertkit.tasks.option import GLUE_OPTIONS
 from bertkit.tasks.text import TextExamples, TextSequences, TextTask
 
@@ -217,7 +217,7 @@ class GlueTask(TextTask):
 
     def score(self, rows: pa.Table) -> dict[str, WeightedScore | float]:
         """Return the task's metrics as fractions, and of classes the errors of their probabilities."""
-        found = find_kind(rows).measure(rows)
+        found = get_kind(rows).measure(rows)
         if self.row.labels:
             found["f1"] = found[f"f1_{self.space.names[1]}"]
         wanted = (*self.row.metrics, *(row.key for row in CALIBRATION_ROWS))
@@ -262,7 +262,7 @@ def write_predictions(answers: Sequence[str]) -> str:
 GLUE = {row.name: GlueTask(row) for row in BENCHMARKS}
 
 
-def find_glue(name: str) -> GlueTask:
+def get_glue_task(name: str) -> GlueTask:
     """Return a task by its name in any spelling: `mnli`, `MNLI`, `SST-2`."""
     task = GLUE.get(name.lower().replace("-", "").replace("_", ""))
     if task is None:

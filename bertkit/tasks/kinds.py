@@ -28,11 +28,11 @@ from bertkit.metrics.table import (
     NAMES,
     PREDICTION,
     PROBABILITY_PREFIX,
-    find_decided,
+    encode_names,
     list_names,
     make_rows,
     mark_names,
-    number_names,
+    read_decided,
     read_numbers,
     read_probabilities,
 )
@@ -105,8 +105,8 @@ class LabelAnswers(Answers):
 
     @cached_property
     def rows(self) -> pa.Table:
-        columns = {} if self.labels is None else {LABEL: spell_marks(self.labels, self.names)}
-        columns[PREDICTION] = spell_marks(self.probabilities > np.array(self.thresholds), self.names)
+        columns = {} if self.labels is None else {LABEL: format_marks(self.labels, self.names)}
+        columns[PREDICTION] = format_marks(self.probabilities > np.array(self.thresholds), self.names)
         facts = {"decided": {"thresholds": list(self.thresholds)}} if self.is_tuned else {}
         columns |= name_probabilities(self.probabilities, self.names)
         return make_rows(columns, names=list(self.names), **facts)
@@ -201,7 +201,7 @@ class Kind:
         raise NotImplementedError
 
     def list_classes(self, labels: Sequence[Hashable]) -> Sequence[Hashable]:
-        """Return each label of each row, from the names of `LabelSpace.spell`; none of numbers."""
+        """Return each label of each row, from the names of `LabelSpace.format_labels`; none of numbers."""
         raise NotImplementedError
 
     def answer_constantly(self, labels: np.ndarray, names: Sequence[str]) -> np.ndarray:
@@ -232,7 +232,7 @@ class Kind:
         """Return the schema of the answers."""
         raise NotImplementedError
 
-    def number(self, cells: Sequence[Any], names: Sequence[str]) -> np.ndarray:
+    def encode(self, cells: Sequence[Any], names: Sequence[str]) -> np.ndarray:
         """Return the labels of the cells of a prediction table; an unknown class has the number L."""
         raise NotImplementedError
 
@@ -243,7 +243,7 @@ class Kind:
         """
         raise NotImplementedError
 
-    def find_wrong(self, rows: pa.Table) -> tuple[np.ndarray, np.ndarray]:
+    def mark_wrong(self, rows: pa.Table) -> tuple[np.ndarray, np.ndarray]:
         """Return (S,) which rows are wrong, and how wrong each is."""
         raise NotImplementedError
 
@@ -290,24 +290,24 @@ class SingleLabel(Kind):
         answer = {"label": {"enum": names}, "probability": PROBABILITY, "probabilities": probabilities}
         return make_object(answer | ({"label_set": make_array({"enum": names})} if has_sets else {}))
 
-    def number(self, cells: Sequence[Any], names: Sequence[str]) -> np.ndarray:
-        return number_names(cells, names)
+    def encode(self, cells: Sequence[Any], names: Sequence[str]) -> np.ndarray:
+        return encode_names(cells, names)
 
     def measure(self, rows: pa.Table) -> Scores:
         names = list_names(rows)
-        predictions, labels = (number_names(rows.column(name).to_pylist(), names) for name in (PREDICTION, LABEL))
+        predictions, labels = (encode_names(rows.column(name).to_pylist(), names) for name in (PREDICTION, LABEL))
         probabilities = read_probabilities(rows, names)
         found: Scores = dict(score_classes(predictions, labels, names, probabilities))
         found |= name_each("count", names, np.bincount(labels, minlength=len(names)).tolist())
         return found if probabilities is None else found | measure_calibration(probabilities, labels)
 
-    def find_wrong(self, rows: pa.Table) -> tuple[np.ndarray, np.ndarray]:
+    def mark_wrong(self, rows: pa.Table) -> tuple[np.ndarray, np.ndarray]:
         labels, predictions = (rows.column(name).to_pylist() for name in (LABEL, PREDICTION))
         is_wrong = np.array([label != found for label, found in zip(labels, predictions, strict=True)], bool)
         names = list_names(rows)
         if (probabilities := read_probabilities(rows, names)) is None:
             return is_wrong, is_wrong.astype(float)
-        return is_wrong, 1 - probabilities[np.arange(len(rows)), number_names(labels, names)]
+        return is_wrong, 1 - probabilities[np.arange(len(rows)), encode_names(labels, names)]
 
 
 class SeveralLabels(Kind):
@@ -359,7 +359,7 @@ class SeveralLabels(Kind):
         answer = {"labels": labels, "probabilities": probabilities}
         return make_object(answer | ({"label_set": labels} if has_sets else {}))
 
-    def number(self, cells: Sequence[Any], names: Sequence[str]) -> np.ndarray:
+    def encode(self, cells: Sequence[Any], names: Sequence[str]) -> np.ndarray:
         return mark_names(cells, names)
 
     def measure(self, rows: pa.Table) -> Scores:
@@ -368,11 +368,11 @@ class SeveralLabels(Kind):
         probabilities = read_probabilities(rows, names)
         found: Scores = dict(score_labels(predictions, labels, names, probabilities))
         found |= name_each("count", names, labels.sum(0).tolist())
-        if thresholds := find_decided(rows).get("thresholds"):
+        if thresholds := read_decided(rows).get("thresholds"):
             found |= name_each("threshold", names, thresholds)
         return found if probabilities is None else found | measure_calibration(probabilities, labels)
 
-    def find_wrong(self, rows: pa.Table) -> tuple[np.ndarray, np.ndarray]:
+    def mark_wrong(self, rows: pa.Table) -> tuple[np.ndarray, np.ndarray]:
         labels, predictions = (list(map(sorted, rows.column(name).to_pylist())) for name in (LABEL, PREDICTION))
         is_wrong = np.array([label != found for label, found in zip(labels, predictions, strict=True)], bool)
         names = list_names(rows)
@@ -421,13 +421,13 @@ class Number(Kind):
             return make_object({"score": NUMBER_SCHEMA})
         return make_object({"scores": make_object(dict.fromkeys(names, NUMBER_SCHEMA))})
 
-    def number(self, cells: Sequence[Any], names: Sequence[str]) -> np.ndarray:
+    def encode(self, cells: Sequence[Any], names: Sequence[str]) -> np.ndarray:
         return np.array(cells, np.float64)
 
     def measure(self, rows: pa.Table) -> Scores:
         return dict(measure_numbers(read_numbers(rows, PREDICTION), read_numbers(rows, LABEL)))
 
-    def find_wrong(self, rows: pa.Table) -> tuple[np.ndarray, np.ndarray]:
+    def mark_wrong(self, rows: pa.Table) -> tuple[np.ndarray, np.ndarray]:
         errors = np.abs(read_numbers(rows, PREDICTION) - read_numbers(rows, LABEL))
         return errors > np.sqrt(np.mean(errors**2)), errors
 
@@ -437,7 +437,7 @@ ONE_NUMBER, SEVERAL_LABELS, SINGLE_LABEL = Number(), SeveralLabels(), SingleLabe
 LABEL_KINDS: dict[str, Kind] = {kind.problem_type: kind for kind in (ONE_NUMBER, SEVERAL_LABELS, SINGLE_LABEL)}
 
 
-def find_kind(rows: pa.Table) -> Kind:
+def get_kind(rows: pa.Table) -> Kind:
     """Return the kind of the predictions of a table, or of the labels of a table without them."""
     form = rows.schema.field(PREDICTION if PREDICTION in rows.column_names else LABEL).type
     if pa.types.is_list(form) or pa.types.is_large_list(form):
@@ -445,13 +445,13 @@ def find_kind(rows: pa.Table) -> Kind:
     return ONE_NUMBER if pa.types.is_floating(form) or pa.types.is_integer(form) else SINGLE_LABEL
 
 
-def find_trained_kind(config: "BertConfig") -> Kind:
+def get_trained_kind(config: "BertConfig") -> Kind:
     """Return the kind of a classifier, which many configurations leave to the number of labels."""
     usual = ONE_NUMBER if config.num_labels == 1 else SINGLE_LABEL
     return LABEL_KINDS[config.problem_type] if config.problem_type else usual
 
 
-def spell_marks(marks: np.ndarray, names: Sequence[str]) -> pa.Array:
+def format_marks(marks: np.ndarray, names: Sequence[str]) -> pa.Array:
     """Return the names whose mark (S, L) is not 0, for each row."""
     return pa.array([[names[label] for label in np.flatnonzero(row)] for row in marks], NAMES)
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from bertkit.data.formats.annotations import find_brat, read_exports
+from bertkit.data.formats.annotations import list_brat_files, read_exports
 from bertkit.data.formats.conll import (
     CONLL_SUFFIXES,
     DOCSTART,
@@ -26,18 +26,18 @@ from bertkit.data.formats.conll import (
     NER_FILES,
     NER_HUB,
     NER_HUB_SPLITS,
-    find_conll,
+    list_conll_files,
     read_conll,
     read_conll_copy,
 )
 from bertkit.data.formats.entities import (
     WORD_COLUMNS,
     drop_unmarked,
-    find_columns,
     read_entities,
     read_list,
+    select_columns,
 )
-from bertkit.data.formats.rows import choose_reader, find_column, has_splits
+from bertkit.data.formats.rows import choose_reader, has_splits, locate_column
 from bertkit.data.sequences import IGNORED, EncodedInputs, pad
 from bertkit.data.splits import DROP, UNLABELLED, check_split_options, divide_train, name_split
 from bertkit.data.tagging import (
@@ -57,7 +57,7 @@ from bertkit.metrics.ner import score_entities
 from bertkit.metrics.rows import WeightedScore
 from bertkit.reports.tables import ScoreLine
 from bertkit.system.files import take_fingerprint
-from bertkit.system.hub import find_dataset
+from bertkit.system.hub import parse_dataset
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.answers import Decisions
 from bertkit.tasks.examples import ExampleRows
@@ -65,7 +65,7 @@ from bertkit.tasks.finetuning import ANOTHER_SEED, EVERY_EPOCH, FineTuningTask, 
 from bertkit.tasks.inputs import take_text
 from bertkit.tasks.option import NER_OPTIONS
 from bertkit.tasks.schema import INDEX, PROBABILITY, STRING, Schema, make_array, make_object
-from bertkit.tasks.tag_answers import TagAnswers, find_gold, write_conll, write_rows
+from bertkit.tasks.tag_answers import TagAnswers, list_gold, write_conll, write_rows
 from bertkit.tasks.task import PredictionSettings, check_finite, refuse_tuning, score_summaries
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ class NerTask(FineTuningTask):
         for split in {"train", "dev"} & texts.keys():
             if not texts[split].is_labelled:
                 if options["label"] and (rows := texts[split].rows):
-                    find_column(
+                    locate_column(
                         rows.source, rows.table.column_names, ", ".join(options["label"]), "name one with --label"
                     )
                 raise UsageError(
@@ -217,17 +217,19 @@ class NerTask(FineTuningTask):
         if not options["dir"]:
             return read_conll_copy(label, scheme)
         source = Path(options["dir"])
-        is_table = source.is_file() or find_dataset(options["dir"]) or has_splits(source) or find_brat(options["dir"])
+        is_table = (
+            source.is_file() or parse_dataset(options["dir"]) or has_splits(source) or list_brat_files(options["dir"])
+        )
         if is_table and source.suffix not in CONLL_SUFFIXES:
             tables = read_exports(options["dir"], choose_reader(options, report), report, needs_train)
             if options.get("is_check") or options.get("unlabelled") == DROP:
                 tables = {split: drop_unmarked(rows, report, label) for split, rows in tables.items()}
-            if needs_train and find_columns(tables["train"].table.column_names, label)[0] in WORD_COLUMNS:
+            if needs_train and select_columns(tables["train"].table.column_names, label)[0] in WORD_COLUMNS:
                 text_words = None
             sources, read = tables, partial(read_entities, text_words=text_words)
         else:
             is_file = source.suffix in CONLL_SUFFIXES and not source.is_dir()
-            sources = {"train": source} if is_file else find_conll(source, report)
+            sources = {"train": source} if is_file else list_conll_files(source, report)
             read = partial(read_conll, encoding=options.get("encoding", ""))
         for split, one in sources.items():
             texts[split] = read(one, report, label, scheme)
@@ -268,7 +270,7 @@ class NerTask(FineTuningTask):
         elif text.documents > 1:
             groups = text.number_documents().tolist()
         labels = [tuple(sentence.tags) for sentence in text.sentences] if text.is_labelled else None
-        classes = [kind for entities in find_gold(text) for _, _, kind in entities]
+        classes = [kind for entities in list_gold(text) for _, _, kind in entities]
         # A space inside a word would divide it in the column.
         texts = {"sentence": [" ".join(x.replace(" ", "\u00a0") for x in words) for words in text.list_words()]}
         return ExampleRows(texts, groups, labels, classes, [x.line for x in text.sentences], text.rows, text.columns)
@@ -359,7 +361,7 @@ class NerTask(FineTuningTask):
 
     def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> Sentence:
         """Return the words of a text, or words as they are."""
-        if (name := find_columns(given)[0]) in WORD_COLUMNS:
+        if (name := select_columns(given)[0]) in WORD_COLUMNS:
             words = read_list(given[name], name) if isinstance(given[name], str) else given[name]
             if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
                 raise UsageError(f"{name} must be a list of strings; for a single string use the key text")

@@ -68,7 +68,7 @@ ROW_OPTIONS: Options = {  # rows of train and dev
         help="Share of dev that chooses (tau, the best checkpoint) and is not scored; 0: all of dev does both.",
         below=1,
     ),
-    "held_back": Option(
+    "trial_rows": Option(
         0, 0, help="Number of training rows, at most a quarter, that are scored instead of dev; 0: none."
     ),
     "max_tokens": MAX_TOKENS,

@@ -28,7 +28,7 @@ def predict(
     precision: str = "fp32",
     note: Callable[[np.ndarray], None] = ignore,
 ) -> list[Result]:
-    """Predict the results of some examples; truncated ones are marked `cut`.
+    """Predict the results of some examples; truncated ones are marked `truncated`.
 
     Args:
         note: Receives (S,) the tokens of each sequence.
@@ -39,7 +39,10 @@ def predict(
     note(inputs.lengths)
     summaries = inputs.join(summarize_inputs(task, inputs, settings, precision))
     results = task.decode(summaries, inputs.data, settings.decided).list_results()
-    return [result | {"cut": True} if cut else result for result, cut in zip(results, inputs.truncated, strict=True)]
+    for result, is_truncated in zip(results, inputs.truncated, strict=True):
+        if is_truncated:
+            result["truncated"] = True
+    return results
 
 
 def summarize_inputs(
@@ -94,7 +97,7 @@ def compute(task: Task, model: Any, batch: dict[str, Tensor], precision: str) ->
     """Return a model's outputs for a batch in main memory, and the batch on the model's device."""
     check_types(batch, model.config)
     if isinstance(model, BertHead):  # an export takes no indices
-        batch |= type(model).find_indices(**batch)
+        batch |= type(model).index_tokens(**batch)
     batch = {name: column.to(model.device) for name, column in batch.items()}
     with use_precision(precision, model.device):
         return model(**batch, **task.evaluation_options), batch

@@ -39,14 +39,14 @@ from bertkit.data.splits import UNLABELLED, check_split_options, divide_train, n
 from bertkit.errors import UsageError, raise_first
 from bertkit.metrics.rows import WeightedScore, take_values
 from bertkit.metrics.squad import (
+    choose_tau,
     compare_answers,
-    find_tau,
     measure_questions,
     score_answers,
     score_squad1,
     score_squad2,
 )
-from bertkit.metrics.table import LABEL, NAMES, PREDICTION, find_decided, make_rows, read_numbers
+from bertkit.metrics.table import LABEL, NAMES, PREDICTION, make_rows, read_decided, read_numbers
 from bertkit.reports.tables import ScoreLine
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.answers import Answers, Decisions, Result
@@ -289,7 +289,7 @@ class SquadTask(FineTuningTask):
             exact, f1 = score_answers(gold, dict(zip(gold, texts, strict=True)), 1, language)
             return make_rows(columns | {PREDICTION: texts, "em": list(exact.values()), "f1": list(f1.values())})
         best_em, best_f1, none = compare_answers(gold, texts, language)
-        tau = find_tau(odds, best_f1, none) if tau is None else tau
+        tau = choose_tau(odds, best_f1, none) if tau is None else tau
         is_given = np.asarray(odds) < -tau
         columns[PREDICTION] = choose_texts(texts, odds, tau)
         columns |= {"em": np.where(is_given, best_em, none), "f1": np.where(is_given, best_f1, none)}
@@ -311,7 +311,7 @@ class SquadTask(FineTuningTask):
             )
             found |= {f"tau0_{name}": score for name, score in measure_questions(*at_zero, answerable).items()}
         found = {name: score for name, score in found.items() if not name.endswith("total")}
-        if (tau := find_decided(rows).get("tau")) is not None:
+        if (tau := read_decided(rows).get("tau")) is not None:
             found |= {"tau": tau, "null_score_diff_threshold": -tau}
         return found
 
@@ -402,7 +402,7 @@ class SquadTask(FineTuningTask):
         lengths["max_length"] = min(lengths["max_length"], settings.model.config.max_position_embeddings)
         lengths["max_query_length"] = min(lengths["max_query_length"], lengths["max_length"] // 2)
         data = encode_questions(examples, settings.tokenizer, **lengths)
-        return EncodedInputs(data, data.find_first() + data.lengths + 1, data.shortened)
+        return EncodedInputs(data, data.locate_first() + data.lengths + 1, data.shortened)
 
 
 @dataclass(frozen=True, eq=False)
@@ -430,7 +430,7 @@ class SpanAnswers(Answers):
     def tau(self) -> float | None:
         """Return the threshold of no answer; None if every question is answered."""
         if self.given_tau is None and self.task.version.unanswerable:
-            return find_decided(self.rows)["tau"]
+            return read_decided(self.rows)["tau"]
         return self.given_tau
 
     @property

@@ -82,17 +82,17 @@ def tabulate_tags(text: TaggedText, predicted: Sequence[Sequence[str]]) -> pa.Ta
     """
     columns: dict[str, Any] = {PREDICTION: pa.array(predicted, NAMES)}
     if text.columns[0] == TEXT_COLUMN:
-        columns |= spell_spans(text, predicted)
+        columns |= format_spans(text, predicted)
     if not text.is_labelled:
         return make_rows(columns)
-    counts = count_entities(find_gold(text), [mark_words(tags, text.scheme) for tags in predicted])
+    counts = count_entities(list_gold(text), [mark_words(tags, text.scheme) for tags in predicted])
     types = [name.removeprefix("wanted_") for name in counts if name.startswith("wanted_")]
     labels = pa.array([sentence.tags for sentence in text.sentences], NAMES)
     scheme = WORDS if text.scheme == WORDS else None
     return make_rows({LABEL: labels} | columns | counts, names=types, scheme=scheme)
 
 
-def find_gold(text: TaggedText) -> list[Collection[Entity]]:
+def list_gold(text: TaggedText) -> list[Collection[Entity]]:
     """Return the entities of each sentence as its file has them, or its words with their classes."""
     marked = ((mark_words(sentence.tags, text.scheme), sentence.entities) for sentence in text.sentences)
     return [find_entities(tags) if entities is None else entities.keys() for tags, entities in marked]
@@ -104,7 +104,7 @@ def locate_spans(text: TaggedText, predicted: Sequence[Sequence[str]]) -> Iterat
         yield content, list_spans(split_words(content, text.text_words), find_entities(tags))
 
 
-def spell_spans(text: TaggedText, predicted: Sequence[Sequence[str]]) -> dict[str, pa.Array]:
+def format_spans(text: TaggedText, predicted: Sequence[Sequence[str]]) -> dict[str, pa.Array]:
     """Return columns with the predicted and the right spans of a table's texts, as the texts spell them."""
     tags = {PREDICTION: predicted} | ({LABEL: [one.tags for one in text.sentences]} if text.is_labelled else {})
     columns = {}

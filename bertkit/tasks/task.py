@@ -56,7 +56,7 @@ class PredictionSettings:
     lengths: Mapping[str, Any]  # `[data]` of the run's recipe; empty without a run
     pairs: bool | None  # whether an input is a pair of texts; None: either
     top: int  # the number of words for each mask
-    # The highest conformity score of a label in a label set (`bertkit.metrics.calibration.find_limit`); None: no
+    # The highest conformity score of a label in a label set (`bertkit.metrics.calibration.choose_limit`); None: no
     # label sets
     set_limit: float | None = None
 
@@ -242,7 +242,7 @@ class Task:
         raise NotImplementedError
 
     def schema(self, settings: PredictionSettings) -> tuple[Schema, Schema]:
-        """Return the JSON schemas of an input, with a sample, and of a result without `id` and `cut`.
+        """Return the JSON schemas of an input, with a sample, and of a result without `id` and `truncated`.
 
         The sample has the texts that can be given without names, in order; one that is a list takes all the rest.
         """

@@ -25,10 +25,10 @@ from bertkit.data.labels import (
     check_missing,
     choose_columns,
     drop_blank,
-    find_labels,
     fit_space,
     has_labels,
     iterate_keys,
+    make_label_space,
     read_labelled,
 )
 from bertkit.data.long_texts import POOLED, encode_long, join_windows
@@ -57,7 +57,7 @@ from bertkit.tasks.finetuning import (
     name_baselines,
 )
 from bertkit.tasks.inputs import describe_texts, read_texts
-from bertkit.tasks.kinds import LABEL_KINDS, ONE_NUMBER, SEVERAL_LABELS, SINGLE_LABEL, find_kind, find_trained_kind
+from bertkit.tasks.kinds import LABEL_KINDS, ONE_NUMBER, SEVERAL_LABELS, SINGLE_LABEL, get_kind, get_trained_kind
 from bertkit.tasks.option import CLASSIFY_OPTIONS, TEXT_OPTIONS, list_defaults
 from bertkit.tasks.schema import PROBABILITY, Schema, make_object
 from bertkit.tasks.task import PredictionSettings, check_finite, score_summaries
@@ -189,7 +189,7 @@ class TextTask(FineTuningTask):
         tables |= {split: tables["train"].take(numbers) for split, numbers in taken.items()}
         # The models of all folds have the same labels, whatever each of them is trained on.
         known = train if options["folds"] else tables["train"]
-        space = find_labels(known, label, options["problem_type"], options["labels"], options["label_sep"])
+        space = make_label_space(known, label, options["problem_type"], options["labels"], options["label_sep"])
         report(space.describe())
         for remark in space.remarks:
             report(f"{train.source}: {remark}")
@@ -210,7 +210,7 @@ class TextTask(FineTuningTask):
     def tabulate_examples(self, examples: TextExamples) -> ExampleRows:
         """Return the rows of the table, of the official file or of its copy on the Hub."""
         rows, space = examples.rows, examples.space
-        labels = None if examples.labels is None else space.spell(examples.labels)
+        labels = None if examples.labels is None else space.format_labels(examples.labels)
         texts = {name: rows.find(name) for name in examples.text}
         classes = [] if labels is None else LABEL_KINDS[space.kind].list_classes(labels)
         if not space.columns:
@@ -258,7 +258,7 @@ class TextTask(FineTuningTask):
 
     def score(self, rows: pa.Table) -> dict[str, WeightedScore | float]:
         """Return the scores of the kind of problem as fractions."""
-        kind = find_kind(rows)
+        kind = get_kind(rows)
         found = kind.measure(rows)
         return found | {"score": found[next(iter(kind.scores))]}
 
@@ -281,7 +281,7 @@ class TextTask(FineTuningTask):
 
     def schema(self, settings: PredictionSettings) -> tuple[Schema, Schema]:
         """Return the schemas of a sentence or two, and of what `answer` returns."""
-        kind = find_trained_kind(settings.model.config)
+        kind = get_trained_kind(settings.model.config)
         answers = kind.describe(settings.labels, settings.set_limit is not None)
         return describe_texts(SAMPLE_PAIR, settings), answers
 
@@ -293,9 +293,7 @@ class TextTask(FineTuningTask):
         if isinstance(data, Groups):
             join = partial(join_windows, counts=data.sequences.counts, pooling=lengths["long"])
             data = data.sequences
-        space = LabelSpace(
-            find_trained_kind(settings.model.config).problem_type, tuple(settings.labels), (), AS_TRAINED
-        )
+        space = LabelSpace(get_trained_kind(settings.model.config).problem_type, tuple(settings.labels), (), AS_TRAINED)
         sizes = np.diff(data.ends, prepend=0)
         return EncodedInputs(TextSequences(data, space), sizes, data.shortened, join=join)
 
@@ -321,7 +319,7 @@ def read_scored(
 ) -> dict[str, TextExamples]:
     """Return the labelled rows of a table, or of dev and test, with the labels of a trained model."""
     scored = {split: table for split, table in tables.items() if split != "train"} or {"data": tables["train"]}
-    given, kind = options["text"], find_trained_kind(config)
+    given, kind = options["text"], get_trained_kind(config)
     names, examples = tuple(config.id2label[label] for label in range(config.num_labels)), {}
     for split, table in scored.items():
         columns = table.table.column_names

@@ -22,7 +22,7 @@ from bertkit.tasks.pretraining import list_phases
 from bertkit.training.baselines import fit_baselines
 from bertkit.training.callbacks import Deadline, Progress
 from bertkit.training.clock import Clock
-from bertkit.training.costs import Measured, estimate, measure
+from bertkit.training.costs import Costs, estimate, measure
 from bertkit.training.facts import describe_rows
 from bertkit.training.prepare import Prepared, prepare
 from bertkit.training.processes import join_processes, take_first
@@ -41,13 +41,14 @@ class TooShort(UsageError):
     """The time is too short for a training."""
 
 
-def fit(recipe: Recipe, measured: Measured, clock: Clock, output: Path) -> Recipe:
+def fit(recipe: Recipe, measured: Costs, clock: Clock, output: Path) -> Recipe:
     """Return a recipe with the number of updates that fits; its length is exceeded only if it has no epochs.
 
     Raises:
         TooShort: Too few updates fit for a training to be worth it.
     """
-    planned, each = estimate(recipe, measured, output)[0], measured.update * recipe.batch_size / measured.batch_size
+    planned = estimate(recipe, measured, output)[0]
+    each = measured.seconds_per_update * recipe.batch_size / measured.batch_size
     left = (1 - SPARE_SHARE) * take_first(clock.left - measured.longest_end - 2 * measured.saving)
     updates = planned if "num_train_epochs" in recipe.train else max(int(left / each), 0)
     least = min(LEAST_UPDATES, planned)
@@ -63,12 +64,12 @@ def fit(recipe: Recipe, measured: Measured, clock: Clock, output: Path) -> Recip
     raise TooShort(f"{allowed}; give --budget {minutes}m or more")
 
 
-def measure_again(recipe: Recipe, prepared: Prepared, clock: Clock, output: Path) -> Measured:
+def measure_again(recipe: Recipe, prepared: Prepared, clock: Clock, output: Path) -> Costs:
     """Measure the costs of a recipe; the faster of this and an earlier measurement counts, and is kept for the next."""
     path = output / MEASURED_FILE
-    earlier = [read_record(path, Measured)] if path.exists() else []
+    earlier = [read_record(path, Costs)] if path.exists() else []
     measured = measure(recipe, prepared, PROBE_SHARE * clock.left)
-    measured = min([measured, *earlier], key=lambda each: each.update / each.batch_size)
+    measured = min([measured, *earlier], key=lambda each: each.seconds_per_update / each.batch_size)
     factor = recipe.batch_size / measured.batch_size  # the search before may have measured another size
     parts = [(end, factor * seconds) for end, seconds in measured.parts]
     measured = msgspec.structs.replace(measured, batch_size=recipe.batch_size, parts=parts)
@@ -124,7 +125,7 @@ def train_within(
     if has_begun(output):
         if not path.exists():
             raise UsageError(f"{output} has a run without --budget; name another directory with --output")
-        begun, measured, prepared = load_recipe(output / RECIPE_FILE), read_record(path, Measured), None
+        begun, measured, prepared = load_recipe(output / RECIPE_FILE), read_record(path, Costs), None
         recipe = resolve(recipe, list_settled(begun))
         recipe = resolve(recipe, leave_out_evaluations(recipe))
         if begun.is_solved:

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from bertkit.errors import UsageError
-from bertkit.metrics.calibration import choose_temperature, find_conformity, scale_logits
+from bertkit.metrics.calibration import choose_temperature, scale_logits, score_conformity
 from bertkit.model.checkpoint import find_file
 from bertkit.tasks.task import Task, check_finite
 from bertkit.training.recipe import Recipe
@@ -29,14 +29,14 @@ def calibrate(
 
     Both are None if the task does not predict classes; the temperature also without `calibrate`.
     """
-    if (classes := find_classes(task, data)) is None:
+    if (classes := take_classes(task, data)) is None:
         return None, None
     temperature = choose_temperature(check_finite(logits), classes) if recipe.calibrate else None
-    scores = find_conformity(scale_logits(check_finite(logits), temperature), classes)
+    scores = score_conformity(scale_logits(check_finite(logits), temperature), classes)
     return temperature, Conformity(split, np.round(np.ceil(scores / STEP) * STEP, 6).tolist())
 
 
-def find_classes(task: Task, data: Any) -> np.ndarray | None:
+def take_classes(task: Task, data: Any) -> np.ndarray | None:
     """Return the correct classes (S,), or (S, L) 0 or 1 for each of several labels; None without."""
     if not task.is_classifier or (data.labels.ndim == 1 and data.labels.dtype.kind == "f"):
         return None

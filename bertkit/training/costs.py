@@ -41,7 +41,7 @@ TRAIN_ONLY = {"eval_strategy": "no", "save_strategy": "no", "logging_strategy": 
 TRAIN_ONLY |= {"eval_on_start": False, "load_best_model_at_end": False}
 
 
-class Measured(msgspec.Struct, frozen=True):
+class Costs(msgspec.Struct, frozen=True):
     """The costs of a recipe on its data and this machine, in seconds and bytes."""
 
     rows: int  # rows, evaluated, predicted: Sequences in training, in an evaluation during it, and predicted at its end
@@ -54,13 +54,13 @@ class Measured(msgspec.Struct, frozen=True):
     # For each part of the data, which has lengths of its own, the share of the training after which it ends, and the
     # seconds of an update in it
     parts: list[tuple[float, float]]
-    row: float  # seconds of a predicted sequence
+    seconds_per_row: float  # seconds of a predicted sequence
     slowness: float  # wall time over the time that a thread has worked; more than 1 beside other work
     # Bytes of weights, gradients, optimizer and the activations of a micro-batch, in every process
     memory: dict[str, int]
 
     @property
-    def update(self) -> float:
+    def seconds_per_update(self) -> float:
         """Return the mean seconds of an update."""
         ends, seconds = zip(*self.parts, strict=True)
         return float(np.dot(np.diff(ends, prepend=0.0), seconds))
@@ -68,7 +68,7 @@ class Measured(msgspec.Struct, frozen=True):
     @property
     def evaluation(self) -> float:
         """Return the seconds of an evaluation during the training."""
-        return self.evaluated * self.row
+        return self.evaluated * self.seconds_per_row
 
     @property
     def saving(self) -> float:
@@ -78,7 +78,7 @@ class Measured(msgspec.Struct, frozen=True):
     @property
     def end(self) -> float:
         """Return the seconds of the predictions and the rest of a run's end, without its checkpoint and its model."""
-        return self.predicted * self.row + END_SECONDS * self.slowness
+        return self.predicted * self.seconds_per_row + END_SECONDS * self.slowness
 
     @property
     def longest_end(self) -> float:
@@ -86,7 +86,7 @@ class Measured(msgspec.Struct, frozen=True):
         return max(BUSY_LATER / self.slowness, BUSIER) * self.end
 
 
-def measure(recipe: Recipe, prepared: Prepared, seconds: float) -> Measured:
+def measure(recipe: Recipe, prepared: Prepared, seconds: float) -> Costs:
     """Measure the costs of a recipe with a model that is thrown away; all processes return the same.
 
     Args:
@@ -124,7 +124,7 @@ def measure(recipe: Recipe, prepared: Prepared, seconds: float) -> Measured:
     kinds = {"weights": model.parameters(), "gradients": learned, "optimizer": states}
     memory = {name: sum(x.numel() * x.element_size() for x in kind) for name, kind in kinds.items()}
     memory["activations"] = activations
-    found = Measured(
+    found = Costs(
         rows=len(rows),
         evaluated=len(dev),
         predicted=sum(map(len, others.values())),
@@ -132,7 +132,7 @@ def measure(recipe: Recipe, prepared: Prepared, seconds: float) -> Measured:
         tokens=float(np.dot(tokens, shares)),
         at_once=at_once,
         parts=list(zip(np.cumsum(shares).tolist(), updates, strict=True)),
-        row=row,
+        seconds_per_row=row,
         slowness=slowness,
         memory=memory,
     )
@@ -185,7 +185,7 @@ def time_updates(recipe: Recipe, model: nn.Module, rows: Subset, seconds: float,
     return trainer, min(timings[2:])
 
 
-def estimate(recipe: Recipe, measured: Measured, output: Path) -> tuple[int, float, float]:
+def estimate(recipe: Recipe, measured: Costs, output: Path) -> tuple[int, float, float]:
     """Return the updates of a recipe, and the seconds of its training and of the evaluations during it."""
     args = make_arguments(recipe, output)
     updates, in_epoch = count_updates(args, recipe, measured.rows), ceil(measured.rows / recipe.batch_size)
@@ -197,16 +197,16 @@ def estimate(recipe: Recipe, measured: Measured, output: Path) -> tuple[int, flo
             return 0
         return int(updates // (steps if steps >= 1 else ceil(updates * steps)))
 
-    training = updates * measured.update * recipe.batch_size / measured.batch_size
+    training = updates * measured.seconds_per_update * recipe.batch_size / measured.batch_size
     evaluations = args.eval_on_start + count_calls(args.eval_strategy, args.eval_steps)
     saves = count_calls(args.save_strategy, args.save_steps)
     during = evaluations * measured.evaluation
     if recipe.starts_solved:  # the vectors of the training rows, and the answers to dev before the first update
-        during += min(measured.rows, MOST_SOLVED) * measured.row + measured.evaluation
+        during += min(measured.rows, MOST_SOLVED) * measured.seconds_per_row + measured.evaluation
     return updates, training + saves * measured.saving, during
 
 
-def find_costs(recipe: Recipe, left: Path | None = None, report: Report = ignore) -> Measured | str:
+def measure_costs(recipe: Recipe, left: Path | None = None, report: Report = ignore) -> Costs | str:
     """Measure the costs of a recipe on its data, or return why they are not forecast.
 
     Args:
@@ -226,10 +226,10 @@ def find_costs(recipe: Recipe, left: Path | None = None, report: Report = ignore
 
 
 def describe_cost(recipe: Recipe, output: Path, report: Report = ignore) -> list[str]:
-    """Return the expected cost of a recipe in lines, or why it is not forecast; arguments as for `find_costs`."""
+    """Return the expected cost of a recipe in lines, or why it is not forecast; arguments as for `measure_costs`."""
     earlier = make_first(recipe)
     lines = [f"before, {line}" for line in describe_cost(earlier, output / FIRST, report)] if earlier else []
-    if isinstance(measured := find_costs(recipe, report=report), str):
+    if isinstance(measured := measure_costs(recipe, report=report), str):
         return [*lines, measured]
     recipe = resolve(recipe, describe_rows(recipe, measured.rows, lines.append))
     updates, training, evaluation = estimate(recipe, measured, output)

@@ -29,7 +29,7 @@ from transformers import set_seed
 
 from bertkit.data.sequences import collate
 from bertkit.model.checkpoint import load_config
-from bertkit.model.precision import choose_precision, find_device, use_precision
+from bertkit.model.precision import choose_device, choose_precision, use_precision
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.finetuning import ENOUGH_UPDATES
 from bertkit.tasks.frozen import STRENGTHS, choose_head, encode_labelled, encode_sentences, measure_explained, solve
@@ -154,7 +154,7 @@ def solve_words(
     order = np.random.default_rng(0).permutation(len(windows))
     words = np.diff(windows.word_ends, prepend=0)[order].cumsum()
     numbers = np.sort(order[: max(int((words <= MOST_SOLVED_WORDS).sum()), 1)])
-    encoder = copy.deepcopy(model.bert).eval().to(find_device())
+    encoder = copy.deepcopy(model.bert).eval().to(choose_device())
     vectors, targets, rows = encode_labelled(encoder, windows.__getitems__(numbers.tolist()), report)
     sentences = np.repeat(np.arange(len(prepared.groups)), [len(sentence.words) for sentence in windows.text.sentences])
     firsts = np.concatenate([[0], windows.word_ends[:-1]])[numbers]  # the first word of each window
@@ -178,7 +178,7 @@ def solve_first(
     elif model.config.is_decoder and pooling == "auto":
         pooling = "cls"
     rows = choose_rows(prepared.checked.keys["train"], MOST_SOLVED)
-    encoder = copy.deepcopy(model.bert).eval().to(find_device())
+    encoder = copy.deepcopy(model.bert).eval().to(choose_device())
     vectors = encode_sentences(encoder, train.__getitems__(rows.tolist()), report)  # pooling -> (S, H)
     if pooling != "auto":
         vectors = {pooling: vectors[pooling]}

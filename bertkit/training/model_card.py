@@ -13,7 +13,7 @@ from bertkit.data.pretraining.sources import DOCS
 from bertkit.errors import make_printable, pluralize
 from bertkit.reports.markdown import format_table
 from bertkit.reports.tables import ScoreLine, list_shown, tabulate_scores
-from bertkit.system.hub import CARD, HubName, find_dataset, parse_hub_name, split_revision
+from bertkit.system.hub import CARD, HubName, parse_dataset, parse_hub_name, split_revision
 from bertkit.tasks.finetuning import KEPT, SOLVED
 from bertkit.tasks.task import CHOSEN_ON_DEV, Task
 from bertkit.training.recipe import Recipe
@@ -46,7 +46,7 @@ LOCAL = ("features_dir", "train_file", "extra_train")  # options whose value is 
 
 # Keys of a card's metadata; the last two are set if the license is "other".
 LICENSE = ("license", "license_name", "license_link")
-OTHER_DATA = ("dir", "label", "tune_share", "held_back", "train_file", "max_train_samples")  # not the benchmark's data
+OTHER_DATA = ("dir", "label", "tune_share", "trial_rows", "train_file", "max_train_samples")  # not the benchmark's data
 ESCAPABLE = re.compile(r"[!-/:-@\[-`{-~]")  # what a backslash escapes in Markdown
 CARD_TEMPLATE = Path(__file__).with_name("card.md.jinja")
 
@@ -119,7 +119,7 @@ def make_metadata(
         library_name=library,
         pipeline_tag=pipeline,
         tags=["bert", "bertkit", task.name],
-        base_model=find_base(recipe),
+        base_model=name_base(recipe),
         datasets=data or None,
         metrics=list(dict.fromkeys(result.metric_type for result in results)) or None,
         model_name=name if results else None,
@@ -127,7 +127,7 @@ def make_metadata(
     )
 
 
-def find_base(recipe: Recipe) -> str | None:
+def name_base(recipe: Recipe) -> str | None:
     """Return the name of the checkpoint on the Hub; None if it is a directory, or there is none."""
     found = parse_hub_name(recipe.checkpoint)
     return found and found.name
@@ -148,7 +148,7 @@ def read_base_card(recipe: Recipe) -> dict[str, Any]:
 
 def describe_start(recipe: Recipe, commits: Mapping[str, str]) -> str:
     """Return the initial weights of the training as Markdown."""
-    if base := find_base(recipe):
+    if base := name_base(recipe):
         return link_hub(base, commits)
     return quote_code(hide_paths(recipe.checkpoint)) if recipe.checkpoint else "random weights"
 
@@ -164,17 +164,17 @@ def list_datasets(task: Task, recipe: Recipe) -> list[str]:
     options, copies = recipe.data, task.copies
     corpora = (parse_hub_name(source) for source in options.get("corpus", []) if source != DOCS)
     found = [source.name for source in corpora if source]
-    if own := find_own_dataset(task, options):
+    if own := name_own_dataset(task, options):
         found.append(own.name)
     if "train" in copies and not options["dir"] and not options.get("train_file"):
         found.append(copies["train"][0])
     return list(dict.fromkeys(found))
 
 
-def find_own_dataset(task: Task, options: Mapping[str, Any]) -> HubName | None:
+def name_own_dataset(task: Task, options: Mapping[str, Any]) -> HubName | None:
     """Return the name of a person's own data on the Hub; the folder of official files is never there."""
     source = options.get("dir", "")
-    return None if task.is_official(source) else find_dataset(source)
+    return None if task.is_official(source) else parse_dataset(source)
 
 
 def walk_scores(task: Task, metrics: Mapping[str, Any]) -> Iterator[tuple[ScoreLine, str, str]]:
@@ -192,11 +192,11 @@ def walk_scores(task: Task, metrics: Mapping[str, Any]) -> Iterator[tuple[ScoreL
 def list_results(task: Task, recipe: Recipe, metrics: Mapping[str, Any], pipeline: str) -> list[EvalResult]:
     """Return the scores that have a metric name on the Hub, in their official unit, with their data sets."""
     title, copies, unknown = task.title, task.copies, ("unknown", None)
-    if own := find_own_dataset(task, recipe.data):
+    if own := name_own_dataset(task, recipe.data):
         title, copies, unknown = own.name, {}, own[:2]
     elif source := recipe.data.get("dir"):
         title, copies = f"{title}, local files" if task.is_official(source) else "local files", {}
-    for option, whole in (("tune_share", "dev"), ("held_back", "train")):
+    for option, whole in (("tune_share", "dev"), ("trial_rows", "train")):
         if recipe.data.get(option):
             title, copies = f"{title}, part of {whole}", {}
     results = []
@@ -236,7 +236,7 @@ def describe_data(task: Task, recipe: Recipe, sizes: Mapping[str, int], commits:
     """Return lines about the sources of the data and the size of each split."""
     options, title, copies = recipe.data, task.title, task.copies
     lines = []
-    if own := find_own_dataset(task, options):
+    if own := name_own_dataset(task, options):
         form = f", configuration `{own.config}`" if own.config else ""
         lines.append(f"{link_hub(f'datasets/{own.name}', commits)}{form}.")
     elif source := options.get("dir"):

@@ -49,7 +49,7 @@ def fit_model(task: Task, recipe: "Recipe", config: PreTrainedConfig | None = No
         config = make_config(recipe.model)
     if layers := recipe.data.get("features"):
         with as_usage_error(f"features = {layers!r}"):
-            bilstm.find_layers(layers, config.num_hidden_layers)
+            bilstm.select_layers(layers, config.num_hidden_layers)
     if recipe.model.get("attn_implementation") == "flex_attention":
         raise UsageError("flex_attention has no dropout, with which BERT is trained; use packed, sdpa or eager")
     recipe = fit_lengths(task, recipe, config.max_position_embeddings)

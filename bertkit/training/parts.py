@@ -36,4 +36,4 @@ def add_indices(batch: dict[str, Tensor], head: type[BertHead]) -> dict[str, Ten
 
     They are found here because the batch is still in main memory.
     """
-    return batch | head.find_indices(**batch) if "attention_mask" in batch else batch
+    return batch | head.index_tokens(**batch) if "attention_mask" in batch else batch

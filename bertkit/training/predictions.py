@@ -19,11 +19,11 @@ import pyarrow.parquet as pq
 from bertkit.data.formats.rows import Columns, read_columns
 from bertkit.data.formats.writer import name_apart, write_rows
 from bertkit.data.labels import (
+    encode_cells,
     guess_kind,
-    number_cells,
     read_lists,
 )
-from bertkit.data.tokenizer import find_words
+from bertkit.data.tokenizer import get_cached_tokenizer
 from bertkit.errors import UsageError, as_usage_error, make_printable
 from bertkit.metrics.ner import find_entities, sum_types
 from bertkit.metrics.table import (
@@ -40,7 +40,7 @@ from bertkit.metrics.table import (
 )
 from bertkit.reports.tables import show_number
 from bertkit.tasks.examples import ExampleRows
-from bertkit.tasks.kinds import LABEL_KINDS, find_kind
+from bertkit.tasks.kinds import LABEL_KINDS, get_kind
 from bertkit.tasks.task import shorten_text
 
 TABLE_FORMAT = 1
@@ -48,7 +48,7 @@ TABLE_SUFFIX = ".parquet"  # among the predictions of a run, after a split's nam
 MISTAKES = ".mistakes.csv"  # the wrong rows, after a split's name
 OWN_COLUMNS = ("key", "row", "record", "group", "tokens", "unknown_tokens")
 KEY, ROW_NUMBER, RECORD_NUMBER, GROUP, TOKEN_COUNT, UNKNOWN_COUNT = OWN_COLUMNS
-RESULTS = ("probability", "label_set", "error", "cut")  # columns of `bertkit predict` that are not inputs
+RESULTS = ("probability", "label_set", "error", "truncated")  # columns of `bertkit predict` that are not inputs
 PAGE = 64 << 20  # bytes of a column's distinct texts that are stored once
 
 
@@ -89,7 +89,7 @@ def join_rows(rows: pa.Table, examples: ExampleRows | None, tokenizer: Any, **fa
 
 def count_tokens(examples: ExampleRows, tokenizer: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return the tokens of the texts of each row, and the unknown ones among them, (S,) each."""
-    words, counts = find_words(tokenizer), []
+    words, counts = get_cached_tokenizer(tokenizer), []
     for texts in examples.walk_texts():
         ids, _ = words.encode(list(texts), np.int32)
         counts.append((len(ids), int((ids == tokenizer.unk_token_id).sum())))
@@ -102,13 +102,13 @@ def hash_rows(texts: Iterable[Sequence[str]], labels: Sequence[Any] | None) -> l
     numbers: Counter[tuple[str, ...]] = Counter()
     keys = []
     for number, row in enumerate(texts):
-        content = (*row, *spell(None if labels is None else labels[number]))
+        content = (*row, *list_label_texts(None if labels is None else labels[number]))
         keys.append(hash_texts((*content, str(numbers[content]))))
         numbers[content] += 1
     return keys
 
 
-def spell(label: Any) -> tuple[str, ...]:
+def list_label_texts(label: Any) -> tuple[str, ...]:
     """Return a label, labels, a number or nothing as texts."""
     if label is None:
         return ()
@@ -170,7 +170,7 @@ def adopt_table(table: Columns, texts: Sequence[str]) -> pa.Table:
     texts = texts or [name for name in names if name not in results and not name.startswith(PROBABILITY_PREFIX)]
     if not texts:
         raise UsageError(f"{table.source} has no column of texts beside {LABEL} and {PREDICTION}; add it")
-    cells = {name: number_cells(table, name) for name in (LABEL, PREDICTION)}
+    cells = {name: encode_cells(table, name) for name in (LABEL, PREDICTION)}
     kinds = {guess_kind(values, bool(read_lists(table, name, values)))[0] for name, (_, values) in cells.items()}
     kind = next(kind for name, kind in LABEL_KINDS.items() if name in kinds)
     columns = dict(zip(names, table.table.columns, strict=True))
@@ -189,7 +189,7 @@ def adopt_table(table: Columns, texts: Sequence[str]) -> pa.Table:
     return add_facts(found, names=classes)
 
 
-def spell_answers(rows: pa.Table, name: str = PREDICTION, wrong: bool = False) -> list[str]:
+def format_cells(rows: pa.Table, name: str = PREDICTION, wrong: bool = False) -> list[str]:
     """Return answers in words: entities, classes of words (without right ones if `wrong`), or the parts of a list."""
     if f"{name}{SPELLED}" in rows.column_names:
         return [", ".join(cell) for cell in rows.column(f"{name}{SPELLED}").to_pylist()]
@@ -215,7 +215,7 @@ def name_entities(sentence: str, tags: Sequence[str]) -> list[str]:
 # --- Rows that are wrong ----------------------------------------------------------------------------------------------
 
 
-def find_wrong(rows: pa.Table) -> tuple[np.ndarray, np.ndarray]:
+def mark_wrong(rows: pa.Table) -> tuple[np.ndarray, np.ndarray]:
     """Return (S,) which rows are wrong, and how wrong each is.
 
     A row is wrong if it has another class than the right one, an F1 below 1 as an answer or a sentence, or a number
@@ -228,12 +228,12 @@ def find_wrong(rows: pa.Table) -> tuple[np.ndarray, np.ndarray]:
         right, found, wanted = sum_types(rows)
         share = np.divide(2 * right, found + wanted, out=np.ones(len(rows)), where=found + wanted > 0)
         return share < 1, 1 - share
-    return find_kind(rows).find_wrong(rows)
+    return get_kind(rows).mark_wrong(rows)
 
 
-def find_mistakes(rows: pa.Table) -> np.ndarray:
+def list_mistakes(rows: pa.Table) -> np.ndarray:
     """Return the numbers of the wrong rows, the worst first."""
-    is_wrong, badness = find_wrong(rows)
+    is_wrong, badness = mark_wrong(rows)
     numbers = np.flatnonzero(is_wrong)
     return numbers[np.argsort(-badness[numbers], kind="stable")]
 
@@ -242,9 +242,9 @@ def show_mistakes(rows: pa.Table, most: int) -> list[list[str]]:
     """Return the worst mistakes in short words: row, texts, prediction and right answer; none without answers."""
     if LABEL not in rows.column_names:
         return []
-    chosen = rows.take(pa.array(find_mistakes(rows)[:most], pa.int64()))
+    chosen = rows.take(pa.array(list_mistakes(rows)[:most], pa.int64()))
     texts = [chosen.column(name).to_pylist() for name in read_facts(rows)["texts"]]
-    columns = [*texts, *(spell_answers(chosen, name, True) for name in (PREDICTION, LABEL))]
+    columns = [*texts, *(format_cells(chosen, name, True) for name in (PREDICTION, LABEL))]
     cells = [[shorten_text(cell) or "nothing" for cell in column] for column in columns]
     return list(map(list, zip(map(str, chosen.column(ROW_NUMBER).to_pylist()), *cells, strict=True)))
 
@@ -255,11 +255,11 @@ def write_mistakes(rows: pa.Table) -> str:
     names = [ROW_NUMBER, *(name for name in (RECORD_NUMBER,) if name in rows.column_names), *facts.get("texts", [])]
     names += [PREDICTION, LABEL]
     names += [name for name in facts.get("inputs", []) if name not in names]
-    wrong = rows.take(pa.array(find_mistakes(rows), pa.int64()))
+    wrong = rows.take(pa.array(list_mistakes(rows), pa.int64()))
     columns = {name: wrong.column(name).to_pylist() for name in names}
     for name in (PREDICTION, LABEL):
-        if find_kind(rows).has_names:
-            columns[name] = spell_answers(wrong, name, True)
+        if get_kind(rows).has_names:
+            columns[name] = format_cells(wrong, name, True)
         else:
             columns[name] = [f"{cell:.7g}" for cell in columns[name]]
     cells = (dict(zip(names, row, strict=True)) for row in zip(*columns.values(), strict=True))

@@ -16,7 +16,7 @@ from bertkit.system.hub import READ
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
 from bertkit.tasks.equal_rows import CheckedRows, check_rows, tabulate_splits
-from bertkit.tasks.examples import MOST_HELD_BACK, divide
+from bertkit.tasks.examples import MOST_TRIAL_ROWS, divide
 from bertkit.tasks.task import TUNE
 from bertkit.tasks.text import TextExamples
 from bertkit.training.processes import join_processes
@@ -99,12 +99,12 @@ def prepare(recipe: Recipe, report: Report = ignore, output: Path | None = None,
 
 
 def set_apart(recipe: Recipe, examples: dict[str, Any]) -> dict[str, Any]:
-    """Return the examples of each split, with the rows that `held_back` or `tune_share` sets apart."""
+    """Return the examples of each split, with the rows that `trial_rows` or `tune_share` sets apart."""
     task = TASKS[recipe.task]
     dev = next(iter(task.splits), "")
-    if rows := recipe.data.get("held_back"):
-        share = min(rows / len(task.tabulate_examples(examples["train"])), MOST_HELD_BACK)
-        held, others = divide(task, examples["train"], share, "held_back rows of train")
+    if rows := recipe.data.get("trial_rows"):
+        share = min(rows / len(task.tabulate_examples(examples["train"])), MOST_TRIAL_ROWS)
+        held, others = divide(task, examples["train"], share, "trial_rows rows of train")
         return {"train": others, dev: held}
     if (share := recipe.data.get("tune_share")) and TUNE not in examples:
         tune, rest = divide(task, examples[dev], share)

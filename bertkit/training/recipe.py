@@ -256,10 +256,12 @@ def read_recipe(path: str | Path) -> RecipePart:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"recipe {path} cannot be read ({reason}); give a file in TOML (https://toml.io)") from None
     data = recipe.get("data")
-    if isinstance(data, dict) and "held_back" in data and "start" not in recipe:  # a run of an earlier version
-        recipe["start"] = "random"
-        if "freeze" not in recipe:
-            data.pop("pooling", None)
+    if isinstance(data, dict) and "held_back" in data:  # a run of an earlier version
+        data["trial_rows"] = data.pop("held_back")
+        if "start" not in recipe:
+            recipe["start"] = "random"
+            if "freeze" not in recipe:
+                data.pop("pooling", None)
     return recipe
 
 

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from bertkit.errors import UsageError, as_usage_error
-from bertkit.system.differences import find_differences
+from bertkit.system.differences import describe_differences
 from bertkit.system.hub import pin
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.finetuning import SEARCHED
@@ -85,7 +85,7 @@ def compare_environments(before: Path, now: Path) -> Iterator[str]:
     """Yield the differences in machine, software, data and initial weights of two runs and those before them."""
     if all((folder / FIRST / ENVIRONMENT).exists() for folder in (before, now)):
         yield from (f"{FIRST}: {line}" for line in compare_environments(before / FIRST, now / FIRST))
-    yield from find_differences(*map(read_environment, (before, now)))
+    yield from describe_differences(*map(read_environment, (before, now)))
 
 
 def compare_weights(before: Path, now: Path) -> dict[str, float]:

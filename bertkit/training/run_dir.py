@@ -23,7 +23,7 @@ import bertkit
 from bertkit.data.tokenizer import save_tokenizer
 from bertkit.errors import UsageError, as_usage_error
 from bertkit.system.differences import refuse_other
-from bertkit.system.files import atomic_write, check_empty, find_checksum, map_in_threads, write_json
+from bertkit.system.files import atomic_write, check_empty, compute_checksum, map_in_threads, write_json
 from bertkit.training.recipe import Recipe, RecipePart, identify, list_settled, load_recipe, resolve, save_recipe
 
 METRICS_FILE = "metrics.json"
@@ -184,7 +184,7 @@ def describe_environment() -> dict[str, Any]:
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "bertkit": bertkit.__version__,
-        "commit": find_commit(),
+        "commit": read_commit(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {name: version(name) for name in NOTED_PACKAGES},
@@ -198,7 +198,7 @@ def describe_environment() -> dict[str, Any]:
 
 
 @cache
-def find_commit() -> str | None:
+def read_commit() -> str | None:
     """Return the git commit of this package, with "+" if files differ; None outside a checkout."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=40", "--dirty=+"]
     try:
@@ -240,7 +240,7 @@ def mark_complete(checkpoint: Path) -> None:
 
 def compute_checksums(paths: Sequence[Path]) -> list[str]:
     """Return the length and the CRC-32 of each file."""
-    found = zip(paths, map_in_threads(find_checksum, paths), strict=True)
+    found = zip(paths, map_in_threads(compute_checksum, paths), strict=True)
     return [f"{path.stat().st_size} bytes, {checksum:08x}" for path, checksum in found]
 
 

@@ -12,14 +12,14 @@ import pyarrow as pa
 
 from bertkit.data.splits import name_split
 from bertkit.errors import pluralize
-from bertkit.metrics.calibration import find_probabilities, measure_calibration, scale_logits
-from bertkit.metrics.intervals import BOOTSTRAP_SAMPLES, Interval, find_interval, limit_samples
+from bertkit.metrics.calibration import compute_probabilities, measure_calibration, scale_logits
+from bertkit.metrics.intervals import BOOTSTRAP_SAMPLES, Interval, estimate_interval, limit_samples
 from bertkit.metrics.rows import WeightedScore, take_values
-from bertkit.metrics.table import LABEL, find_decided
+from bertkit.metrics.table import LABEL, read_decided
 from bertkit.reports.tables import WITHOUT_LEAKS, name_limits
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.task import TUNE, Task
-from bertkit.training.calibration import Conformity, calibrate, find_classes
+from bertkit.training.calibration import Conformity, calibrate, take_classes
 from bertkit.training.predictions import GROUP, format_table, join_rows
 from bertkit.training.prepare import Prepared
 from bertkit.training.recipe import Recipe
@@ -63,7 +63,7 @@ def score_splits(
             found.tuned = take_values(task.score(rows))
             found.metrics["tune_score"] = found.tuned[task.metric]
         if is_first:
-            found.decided = dict(find_decided(rows))
+            found.decided = dict(read_decided(rows))
             if found.temperature is not None:
                 found.decided["temperature"] = found.temperature
         if split == TUNE:
@@ -73,10 +73,10 @@ def score_splits(
         rows = join_rows(rows, examples, prepared.tokenizer, task=task.name, split=split)
         if pattern := task.splits.get(split):
             found.rows = rows if split == next(iter(task.splits)) else found.rows
-            found.metrics |= score_rows(task, rows, pattern, prepared.checked.find_leaks(split), report)
+            found.metrics |= score_rows(task, rows, pattern, prepared.checked.list_leaks(split), report)
             if found.temperature is not None:
-                classes = find_classes(task, data)
-                scores = take_values(measure_calibration(find_probabilities(given, classes.ndim == 2), classes))
+                classes = take_classes(task, data)
+                scores = take_values(measure_calibration(compute_probabilities(given, classes.ndim == 2), classes))
                 found.metrics |= {f"uncalibrated_{pattern.format(name)}": value for name, value in scores.items()}
         else:
             rows = rows.drop_columns([name for name in JUDGED if name in rows.column_names])
@@ -117,6 +117,6 @@ def add_limits(
         found[name] = values[name]
         if isinstance(score, WeightedScore):
             if id(score) not in intervals:  # some scores have several names
-                intervals[id(score)] = find_interval(score, groups)
+                intervals[id(score)] = estimate_interval(score, groups)
             found |= zip(name_limits(name), intervals[id(score)] or (), strict=False)
     return found | values

@@ -12,7 +12,7 @@ from bertkit.analysis.compare import comment, compare, list_values, tabulate
 from bertkit.errors import UsageError
 from bertkit.metrics.intervals import adjust_p_values
 from bertkit.metrics.table import make_rows
-from bertkit.training.predictions import hash_rows, pack_table, spell_answers
+from bertkit.training.predictions import format_cells, hash_rows, pack_table
 from bertkit.training.recipe import save_recipe
 from tests.world import make_results
 
@@ -230,4 +230,4 @@ def test_several_labels_are_in_any_order_and_include_those_that_are_only_predict
 def test_tags_are_shown_as_entities():
     tags = pa.array([["B-PER", "I-PER", "O"], ["O"]])
     rows = make_rows({"words": ["Ada Byron slept", "No"], "label": tags, "strict_found": [1, 0]}, texts=["words"])
-    assert spell_answers(rows, "label") == ["Ada Byron: PER", ""]
+    assert format_cells(rows, "label") == ["Ada Byron: PER", ""]

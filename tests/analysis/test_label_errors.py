@@ -18,7 +18,7 @@ from sklearn.model_selection import StratifiedGroupKFold, cross_val_predict
 from bertkit.analysis.doctor import examine, suspect_labels, tabulate_label_errors, write_label_errors
 from bertkit.analysis.label_errors import (
     describe_label_errors,
-    find_label_errors,
+    detect_label_errors,
     predict_by_folds,
     predict_by_vectors,
 )
@@ -47,7 +47,7 @@ def make_problem(rows, classes, turned, seed=0):
 @pytest.mark.parametrize("classes", [2, 5])
 def test_rows_and_order_are_those_of_cleanlab_and_planted_errors_come_first(classes):
     probabilities, labels, true = make_problem(300, classes, turned=30, seed=classes)
-    rows, scores, suggested = find_label_errors(probabilities, labels)
+    rows, scores, suggested = detect_label_errors(probabilities, labels)
     ranked = find_label_issues(labels, probabilities, return_indices_ranked_by="self_confidence", n_jobs=1)
     assert rows.tolist() == ranked.tolist()
     assert scores == pytest.approx(get_label_quality_scores(labels, probabilities))
@@ -62,7 +62,7 @@ def test_each_of_several_labels_is_a_problem_of_two_classes():
     probabilities = np.where(true, rng.beta(20, 2, true.shape), rng.beta(2, 20, true.shape))
     labels = true.astype(np.float32)
     labels[:10, 1] = 1 - labels[:10, 1]
-    rows, _, suggested = find_label_errors(probabilities, labels)
+    rows, _, suggested = detect_label_errors(probabilities, labels)
     given = [np.flatnonzero(row).tolist() for row in labels]
     assert sorted(rows) == np.flatnonzero(find_issues_of_several(given, probabilities, n_jobs=1)).tolist()
     assert len(rows) >= 8
@@ -73,7 +73,7 @@ def test_each_of_several_labels_is_a_problem_of_two_classes():
 
 def test_without_an_error_nothing_is_suspected():
     labels = np.arange(20) % 2
-    rows, _, suggested = find_label_errors(np.where(np.eye(2)[labels] > 0, 0.9, 0.1), labels)
+    rows, _, suggested = detect_label_errors(np.where(np.eye(2)[labels] > 0, 0.9, 0.1), labels)
     assert len(rows) == len(suggested) == 0
 
 
@@ -133,7 +133,7 @@ def test_of_many_rows_the_first_by_key_are_judged_and_said(bert, tmp_path, monke
 def test_vectors_of_many_rows_say_how_far_they_are(bert, tmp_path, monkeypatch):
     monkeypatch.setattr("bertkit.system.progress.SECONDS_OF_SILENCE", 0)
     monkeypatch.setattr("bertkit.tasks.frozen.batch_by_length", lambda lengths: np.array_split(np.arange(40), 4))
-    monkeypatch.setattr("bertkit.tasks.frozen.find_cache", lambda: tmp_path / "cache")
+    monkeypatch.setattr("bertkit.tasks.frozen.locate_cache", lambda: tmp_path / "cache")
     rows = [{"body": f"word{n}", "stars": "ab"[n % 2]} for n in range(40)]
     lines = []
     predict(check(write_table(tmp_path / "rows.csv", rows), bert, dev_share=0.1), lines.append)
@@ -169,7 +169,7 @@ def test_other_data_need_no_model(bert, tmp_path, monkeypatch):
 
 
 def test_weights_are_looked_for_on_this_disk_only(tmp_path, monkeypatch):
-    monkeypatch.setattr("bertkit.system.hub.find_hub_trouble", pytest.fail)
+    monkeypatch.setattr("bertkit.system.hub.explain_hub_trouble", pytest.fail)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     path = write_table(tmp_path / "rows.csv", make_reviews())
     cached = tmp_path / "cache" / "models--ada--tiny"
@@ -235,7 +235,7 @@ def test_a_table_of_pandas_is_enough(tmp_path):
     names = np.array(["bad", "good", "so"])
     table = pd.DataFrame(probabilities, columns=[f"probability_{name}" for name in names])
     table.assign(text=[f"text {n}" for n in range(200)], label=names[labels]).to_parquet(tmp_path / "rows.parquet")
-    rows, _, suggested = find_label_errors(probabilities, labels)
+    rows, _, suggested = detect_label_errors(probabilities, labels)
     found = describe_label_errors(parquet.read_table(tmp_path / "rows.parquet"))["suspected"]
     assert [(one["row"], one["texts"], one["given"], one["suggested"]) for one in found] == [
         (row + 1, [f"text {row}"], names[labels[row]], names[place])

@@ -25,7 +25,7 @@ from bertkit.studies.tables import describe_size, explain_scores
 from bertkit.tasks import TASKS
 from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.kinds import SINGLE_LABEL
-from bertkit.training.predictions import find_mistakes, join_rows, pack_table, read_table
+from bertkit.training.predictions import join_rows, list_mistakes, pack_table, read_table
 from bertkit.training.recipe import Recipe, read_recipe, save_recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import read_log
@@ -176,7 +176,7 @@ def test_mistakes_are_in_a_table(root, whole):
         table = read_table(root / name / "predictions" / "dev.parquet")
         heads, *lines = read_tables(find_part(whole, str(root / name)))["Mistakes, dev, worst first"]
         assert heads == ["row", *read_facts(table)["texts"], "predicted", "true"]
-        assert [int(line[0]) for line in lines] == [table["row"][n].as_py() for n in find_mistakes(table)[:10].tolist()]
+        assert [int(line[0]) for line in lines] == [table["row"][n].as_py() for n in list_mistakes(table)[:10].tolist()]
 
 
 def test_types_of_entities_have_scores_of_their_own(root, whole):

@@ -41,6 +41,6 @@ def make_tagged(words: list[list[str]], tags: list[list[int]], names=("O", "B-PE
 def served(monkeypatch):
     """Replace the Hub, and return (name, configuration) -> the splits that it serves, for the test to fill."""
     found = {}
-    monkeypatch.setattr(hub, "find_hub_trouble", lambda *_: None)
+    monkeypatch.setattr(hub, "explain_hub_trouble", lambda *_: None)
     monkeypatch.setattr(datasets, "load_dataset", lambda *name: datasets.DatasetDict(found[name]))
     return found

@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 from bertkit.data.duplicates import (
     NEAR,
     PIECE,
-    find_near,
-    find_repeats,
+    encode_answers,
     fold_texts,
     hash_bands,
     hash_rows,
     is_near,
-    number_answers,
+    list_near_repeats,
+    list_repeats,
     pad_row,
 )
 
@@ -27,8 +27,8 @@ def test_repeats_are_those_of_brute_force(train, dev):
     folded = {split: [(fold_texts(texts), answer) for texts, answer in rows] for split, rows in splits.items()}
     keys = {split: hash_rows(texts for texts, _ in rows) for split, rows in splits.items()}
     numbers = {}
-    answers = {split: number_answers((one for _, one in rows), numbers) for split, rows in splits.items()}
-    found = find_repeats(keys, answers)
+    answers = {split: encode_answers((one for _, one in rows), numbers) for split, rows in splits.items()}
+    found = list_repeats(keys, answers)
     for split, rows in folded.items():
         texts = [text for text, _ in rows]
         repeats = [(row, texts.index(text)) for row, text in enumerate(texts) if text in texts[:row]]
@@ -59,7 +59,7 @@ def test_texts_are_compared_without_case_and_white_space_but_in_order_and_with_t
 
 def test_splits_without_answers_have_leaks_but_no_contradictions():
     keys = {"train": hash_rows([("a",), ("b",)]), "test": hash_rows([("b",), ("c",)])}
-    found = find_repeats(keys, {"train": np.array([0, 1])})
+    found = list_repeats(keys, {"train": np.array([0, 1])})
     assert found["test"].in_train.tolist() == [[0, 1]]
     assert not len(found["test"].contradictory)
 
@@ -84,7 +84,7 @@ def make_near_rows():
 def find_all(splits):
     keys = {split: hash_rows(rows) for split, rows in splits.items()}
     bands = {split: hash_bands(rows) for split, rows in splits.items()}
-    return find_near(keys, bands, lambda split, numbers: [splits[split][number] for number in numbers])
+    return list_near_repeats(keys, bands, lambda split, numbers: [splits[split][number] for number in numbers])
 
 
 def list_pieces(row):
@@ -134,5 +134,5 @@ def test_a_template_costs_a_few_comparisons_for_each_row():
         calls.append(len(numbers))
         return [rows[number] for number in numbers]
 
-    find_near({"train": hash_rows(rows)}, {"train": hash_bands(rows)}, read)
+    list_near_repeats({"train": hash_rows(rows)}, {"train": hash_bands(rows)}, read)
     assert sum(calls) < 2 * 8 * len(rows)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bertkit.data.formats.line import make_text
 from bertkit.data.formats.rows import Columns
-from bertkit.data.labels import REGRESSION, SEVERAL, SINGLE, UNKNOWN_LABEL, find_labels, normalise
+from bertkit.data.labels import REGRESSION, SEVERAL, SINGLE, UNKNOWN_LABEL, make_label_space, normalise
 from bertkit.errors import UsageError
 
 
@@ -28,7 +28,7 @@ def make_columns(**columns):
 
 
 def find(cells, problem_type="auto"):
-    return find_labels(make_columns(y=cells), ["y"], problem_type)
+    return make_label_space(make_columns(y=cells), ["y"], problem_type)
 
 
 def count_up(number):
@@ -108,15 +108,15 @@ def test_cells_become_the_numbers_of_their_labels(cells, labels):
 def test_class_labels_are_one_label_whatever_their_names():
     for cells in (count_up(21), ["a|b", "c"]):
         table = replace(make_columns(y=cells), classes={"y": sorted(set(cells))})
-        assert find_labels(table, ["y"], "auto").kind == SINGLE
-    assert find_labels(replace(make_columns(y=[["a"], ["b"]]), classes={"y": "ab"}), ["y"], "auto").kind == SEVERAL
+        assert make_label_space(table, ["y"], "auto").kind == SINGLE
+    assert make_label_space(replace(make_columns(y=[["a"], ["b"]]), classes={"y": "ab"}), ["y"], "auto").kind == SEVERAL
 
 
 @pytest.mark.parametrize(
     "cells", [["[7]", "(7,)"], ["NAN", "3"], ["Yes", "yes ", " Yes"], ["2", "2.0"], ["a|b", "True"]]
 )
 def test_class_labels_are_not_changed_and_cells_of_other_tables_are_found_as_they_are(cells):
-    space = find_labels(replace(make_columns(y=cells * 2), classes={"y": cells}), ["y"], "auto")
+    space = make_label_space(replace(make_columns(y=cells * 2), classes={"y": cells}), ["y"], "auto")
     assert (space.kind, set(space.names)) == (SINGLE, {*cells})
     assert not [remark for remark in space.remarks if "one label" in remark]
     other = [cell for cell in cells if cell != "NAN"]  # in other columns NaN among numbers is a missing value
@@ -127,12 +127,12 @@ def test_class_labels_are_not_changed_and_cells_of_other_tables_are_found_as_the
 
 def test_positions_and_a_separator_as_given():
     table = make_columns(y=[[0, 1, 1], [0, 0, 1]])
-    space = find_labels(table, ["y"], "auto", ["slow", "dear", "bad"])
+    space = make_label_space(table, ["y"], "auto", ["slow", "dear", "bad"])
     assert (space.names, space.read(table)[0].tolist()) == (("slow", "dear", "bad"), [[0, 1, 1], [0, 0, 1]])
     table = make_columns(y=["a, b; c", "c", ""])
     for label_sep, names in ((";", ("a, b", "c")), (",", ("a", "b; c", "c"))):
-        assert find_labels(table, ["y"], "auto", label_sep=label_sep).names == names
-    assert find_labels(table, ["y"], "auto", label_sep=";").read(table)[0].tolist() == [[1, 1], [0, 1], [0, 0]]
+        assert make_label_space(table, ["y"], "auto", label_sep=label_sep).names == names
+    assert make_label_space(table, ["y"], "auto", label_sep=";").read(table)[0].tolist() == [[1, 1], [0, 1], [0, 0]]
 
 
 @pytest.mark.parametrize(
@@ -185,13 +185,13 @@ def test_a_column_that_holds_no_labels_is_one_line(cells, problem_type, refused)
 def test_labels_that_do_not_fit_are_one_line_each(refused):
     lists, flags = make_columns(y=[[1, 0], [0, 1]]), make_columns(slow=["1", "0", "maybe"], dear=["0", "1", "1"])
     with refused():
-        find_labels(lists, ["y"], "auto", ["a"])
+        make_label_space(lists, ["y"], "auto", ["a"])
     for cell in ("[1]", "b"):
         with refused():
             find(["[1, 0]", "[0, 0]"]).read(make_columns(y=["[1, 1]", cell]))
     for columns, kind in ((["stars"], "auto"), (["slow", "dear"], "auto"), (["slow", "dear"], REGRESSION)):
         with refused():
-            find_labels(flags, columns, kind)
+            make_label_space(flags, columns, kind)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_rows_without_their_only_label_are_found(cells, is_blank):
 
 def test_columns_of_0_and_1_are_several_labels_in_the_given_order():
     table = make_columns(slow=["1", "0", "true"], dear=["0.0", "FALSE", "1.0"])
-    space = find_labels(table, ["slow", "dear"], "auto")
+    space = make_label_space(table, ["slow", "dear"], "auto")
     assert (space.kind, space.names, space.columns) == (SEVERAL, ("slow", "dear"), ("slow", "dear"))
     assert space.read(table)[0].tolist() == [[1, 0], [0, 0], [1, 1]]
 
@@ -217,10 +217,10 @@ def test_a_table_in_parts_and_a_part_of_a_table_are_read_the_same():
     """Columns of several chunks have one dictionary; labels of rows that are left out count nowhere."""
     table = make_columns(y=["a", "b", "c", "a"])
     chunks = pa.concat_tables([table.table.slice(0, 2), table.table.slice(2)])
-    space = find_labels(Columns("t.csv", chunks, frozenset(), range(4)), ["y"], "auto")
+    space = make_label_space(Columns("t.csv", chunks, frozenset(), range(4)), ["y"], "auto")
     assert space.read(Columns("t.csv", chunks, frozenset(), range(4)))[0].tolist() == [0, 1, 2, 0]
     part = table.take(np.array([3, 1]))
-    assert find_labels(part, ["y"], "auto").names == ("a", "b")
+    assert make_label_space(part, ["y"], "auto").names == ("a", "b")
     assert find(["a", "b"]).read(part)[0].tolist() == [0, 1]
 
 

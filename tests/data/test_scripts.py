@@ -2,7 +2,7 @@
 
 import pytest
 
-from bertkit.data.scripts import find_scripts, is_chinese
+from bertkit.data.scripts import detect_scripts, is_chinese
 
 
 @pytest.mark.parametrize(
@@ -16,13 +16,13 @@ from bertkit.data.scripts import find_scripts, is_chinese
     ],
 )
 def test_a_text_has_the_script_of_most_letters(text, script):
-    numbers, names = find_scripts([(text,)])
+    numbers, names = detect_scripts([(text,)])
     assert (names[numbers[0]] if numbers[0] >= 0 else None) == script
 
 
 def test_batches_number_scripts_alike():
     rows = [("Latin",)] * 5000 + [("кириллица",)] * 5000
-    numbers, names = find_scripts(rows)
+    numbers, names = detect_scripts(rows)
     assert [names[numbers[0]], names[numbers[-1]]] == ["Latin", "Cyrillic"]
     assert len(set(numbers[:5000])) == len(set(numbers[5000:])) == 1
 

@@ -289,7 +289,7 @@ def test_sequences_are_those_of_transformers(tokenizer, contexts, pairs, sizes):
             assert segments.tolist() == [0] * (len(query) + 2) + [1] * (length + 1)
             assert len(ids) <= sizes["max_length"]
             assert data.owners[place] == number
-            assert data.find_first()[place] == len(query) + 2
+            assert data.locate_first()[place] == len(query) + 2
             if short:
                 assert ids.tolist() == stock["input_ids"][index]
                 assert segments.tolist() == stock["token_type_ids"][index]

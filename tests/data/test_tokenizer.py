@@ -288,7 +288,7 @@ def test_unreachable_hub_falls_back_to_the_cache(monkeypatch, saved, refused):
             raise LocalEntryNotFoundError("two\nlines")
         return cached.pop()
 
-    monkeypatch.setattr(tokenizer, "find_hub_trouble", lambda *_: troubles.pop(0))
+    monkeypatch.setattr(tokenizer, "explain_hub_trouble", lambda *_: troubles.pop(0))
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
     for _ in range(2):
         assert len(load_tokenizer("owner/name")) == len(vocabulary())

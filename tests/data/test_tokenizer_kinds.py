@@ -16,7 +16,13 @@ from bertkit.data.pretraining.tokenize import tokenize_documents
 from bertkit.data.sequences import encode_inputs
 from bertkit.data.spans import Question, encode_questions, tokenize
 from bertkit.data.tagging import TaggedText, encode_words
-from bertkit.data.tokenizer import SPECIAL_TOKENS, find_words, load_tokenizer, save_tokenizer, train_vocabulary
+from bertkit.data.tokenizer import (
+    SPECIAL_TOKENS,
+    get_cached_tokenizer,
+    load_tokenizer,
+    save_tokenizer,
+    train_vocabulary,
+)
 from bertkit.errors import UsageError
 
 WORDS = [
@@ -171,7 +177,7 @@ def test_own_special_tokens_in_a_text_are_ordinary_text(tmp_path):
         tokenizer = load_tokenizer(save_kind(name, tmp_path / name))
         core = {tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.mask_token_id, tokenizer.pad_token_id}
         text = f"{tokenizer.cls_token} <user>{tokenizer.mask_token} {tokenizer.sep_token}"
-        ids, _ = find_words(tokenizer).encode([text], np.int64)
+        ids, _ = get_cached_tokenizer(tokenizer).encode([text], np.int64)
         assert not core & set(ids.tolist())
         assert ("<user>" in tokenizer.convert_ids_to_tokens(ids.tolist())) is (name == "added special tokens")
 

@@ -96,10 +96,10 @@ def test_the_rows_of_a_run_are_known_again(case, finish):
     assert (folder / "predictions" / "dev.parquet").exists()
 
 
-@pytest.mark.parametrize("option", ["held_back", "tune_share"])
+@pytest.mark.parametrize("option", ["trial_rows", "tune_share"])
 def test_rows_that_were_set_apart_are_set_apart_again(option, tmp_path):
     task, make_recipe, _ = CASES["classify"]
-    value = {"held_back": 9, "tune_share": 0.5}[option]
+    value = {"trial_rows": 9, "tune_share": 0.5}[option]
     run(Recipe.make(task, make_recipe(tmp_path), merge(FEW, {"data": {option: value}})), output=tmp_path / "run")
     before = pq.read_table(tmp_path / "run" / "predictions" / "dev.parquet")
     one, *_ = evaluate(str(tmp_path / "run"), None, None)

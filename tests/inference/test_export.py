@@ -13,7 +13,7 @@ from bertkit.data.tokenizer import TOKENIZER_FILES
 from bertkit.errors import UsageError
 from bertkit.inference import export as module
 from bertkit.inference.export import export, make_batch
-from bertkit.inference.predictor import EXPORT_FILE, find_form
+from bertkit.inference.predictor import EXPORT_FILE, get_form
 from bertkit.model.checkpoint import load_config
 from bertkit.model.onnx import ONNX_FILE, OnnxModel, quantize, write_onnx
 from bertkit.tasks import TASKS
@@ -62,7 +62,7 @@ def test_an_export_answers_as_its_run(head):
         assert exported.settings.lengths == exact.settings.lengths == {"long": "mean"}
     if head == "BertForQuestionAnswering":
         assert {result["tau"] for result in found} == {0.25}
-    if find_form(found[0]).pipeline:
+    if get_form(found[0]).pipeline:
         found, expected = map(exported.format_for_pipeline, found), map(exact.format_for_pipeline, expected)
         assert find_difference(list(found), list(expected)) < 1e-4
 

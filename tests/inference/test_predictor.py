@@ -284,7 +284,7 @@ def test_what_is_cut_says_so_and_what_just_fits_does_not(classifier):
     fits, over = " ".join(["good"] * (room - 2)), " ".join(["good"] * (room - 1))
     pair = [" ".join(["good"] * 60), " ".join(["bad"] * 65)]
     results = predictor(["good", fits, over, pair, [pair[0], pair[1] + " bad"]])
-    assert ["cut" in result for result in results] == [False, False, True, False, True]
+    assert ["truncated" in result for result in results] == [False, False, True, False, True]
 
 
 # --- The command ------------------------------------------------------------------------------------------------------
@@ -305,7 +305,7 @@ def test_the_command_answers_a_file_line_by_line_and_counts_what_is_wrong_and_cu
     assert [sorted(result) for result in results] == [
         ["id", "label", "probabilities", "probability"],
         ["error"],
-        ["cut", "label", "probabilities", "probability"],
+        ["label", "probabilities", "probability", "truncated"],
     ]
     assert err.splitlines() == [
         f"bertkit: {source}, line 3: text is missing; the input has txt: give text as a string",

@@ -88,7 +88,7 @@ def test_an_invalid_input_of_a_list_has_its_error_in_its_place(client):
     assert (fourth["id"], fourth["label"]) == ([1], client.predict("bad")[1]["label"])
     assert client.predict([]) == (200, [])
     assert client.predict({"txt": "so", "id": 7}) == (422, second)
-    assert client.predict("good " * 500)[1]["cut"] is True
+    assert client.predict("good " * 500)[1]["truncated"] is True
 
 
 REFUSED = [  # body, status, message

@@ -8,7 +8,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression, LogisticRegressionCV, Ridge
 from sklearn.multiclass import OneVsRestClassifier
 
-from bertkit.metrics.baseline import find_shape, rotate, vectorize_texts, vectorize_words
+from bertkit.metrics.baseline import make_shape, rotate, vectorize_texts, vectorize_words
 from bertkit.tasks import frozen
 from bertkit.tasks.frozen import STRENGTHS, choose_head, divide_rows, measure_loss, measure_strengths, solve
 
@@ -56,7 +56,7 @@ def test_a_word_is_described_by_itself_its_shape_and_its_neighbours():
     assert (vectors[0] != others[0]).nnz == 0
     assert others[2].nnz == 4  # the shape of Eve, the word before it with its shape, and the end of the sentence
     assert others[3].nnz == 2  # the ends of the sentence
-    assert [find_shape(word) for word in ("McDonald's", "B-52", "ÉCOLE", "U.N.")] == ["XxXx'x", "X-0", "xX", "X.X."]
+    assert [make_shape(word) for word in ("McDonald's", "B-52", "ÉCOLE", "U.N.")] == ["XxXx'x", "X-0", "xX", "X.X."]
 
 
 def test_a_head_answers_like_scikit_learn():

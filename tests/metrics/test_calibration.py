@@ -16,13 +16,13 @@ from bertkit.metrics.calibration import (
     BINS,
     TEMPERATURES,
     bin_probabilities,
+    choose_limit,
     choose_temperature,
-    find_conformity,
-    find_limit,
-    find_probabilities,
+    compute_probabilities,
     fit_temperature,
     measure_calibration,
     scale_logits,
+    score_conformity,
 )
 from bertkit.metrics.rows import take_values
 
@@ -45,7 +45,7 @@ def make_labels(rows=2000, count=3, sharpness=2.5, seed=0):
 
 def score_calibration(logits, labels):
     """Return the errors of the probabilities of logits."""
-    return take_values(measure_calibration(find_probabilities(logits, labels.ndim == 2), labels))
+    return take_values(measure_calibration(compute_probabilities(logits, labels.ndim == 2), labels))
 
 
 MADE = pytest.mark.parametrize("make", [make_classes, make_labels])
@@ -89,7 +89,7 @@ def test_errors_of_several_labels_are_those_of_torchmetrics_and_scikit_learn():
 @MADE
 def test_the_diagram_shows_the_calibration_error(make):
     logits, labels = make()
-    stated, right, counts = bin_probabilities(find_probabilities(logits, labels.ndim == 2), labels)
+    stated, right, counts = bin_probabilities(compute_probabilities(logits, labels.ndim == 2), labels)
     assert counts.sum() == labels.size
     assert (np.diff(stated) > 0).all()
     error = np.average(np.abs(right - stated), weights=counts)
@@ -104,17 +104,17 @@ def test_the_temperature_is_the_best_of_a_grid_and_restores_the_probabilities(ma
     logits, labels = make()
     grid = np.geomspace(*TEMPERATURES, 2001)
 
-    def find_loss(temperature):
+    def read_loss(temperature):
         scaled = logits.astype(np.float64) / temperature
         if labels.ndim == 1:
             return -log_softmax(scaled, axis=1)[np.arange(len(labels)), labels].mean()
         return -np.where(labels > 0, log_expit(scaled), log_expit(-scaled)).mean()
 
-    losses = [find_loss(temperature) for temperature in grid]
+    losses = [read_loss(temperature) for temperature in grid]
     best = grid[np.argmin(losses)]
     found = fit_temperature(logits, labels)
     assert found == pytest.approx(best, rel=grid[1] / grid[0] - 1)
-    assert find_loss(found) <= min(losses) + 1e-9
+    assert read_loss(found) <= min(losses) + 1e-9
     assert found == pytest.approx(2.5, rel=0.1)
     before, after = (score_calibration(values, labels) for values in (logits, scale_logits(logits, found)))
     assert after["ece"] < before["ece"] / 3
@@ -173,8 +173,8 @@ def test_label_sets_are_those_of_mapie(coverage):
     fitted = Softmax().fit(logits, labels)
     mapie = SplitConformalClassifier(fitted, confidence_level=coverage, conformity_score="lac", prefit=True)
     _, expected = mapie.conformalize(logits[:500], labels[:500]).predict_set(logits[500:])
-    limit = find_limit(find_conformity(logits[:500], labels[:500]), coverage)
-    found = 1 - find_probabilities(logits[500:], several=False) <= limit
+    limit = choose_limit(score_conformity(logits[:500], labels[:500]), coverage)
+    found = 1 - compute_probabilities(logits[500:], several=False) <= limit
     assert np.array_equal(found, expected[:, :, 0])
     assert (found.sum(1) == 0).any() == (coverage < 0.5)
 
@@ -187,8 +187,8 @@ def test_label_sets_contain_all_correct_labels_as_often_as_asked(make):
     rng, covered = np.random.default_rng(0), []
     for _ in range(200):
         chooses, scored = np.split(rng.permutation(len(labels)), 2)
-        limit = find_limit(find_conformity(logits[chooses], labels[chooses]), 0.9)
-        sets = 1 - find_probabilities(logits[scored], several=labels.ndim == 2) <= limit
+        limit = choose_limit(score_conformity(logits[chooses], labels[chooses]), 0.9)
+        sets = 1 - compute_probabilities(logits[scored], several=labels.ndim == 2) <= limit
         covered.append((sets | (right[scored] == 0)).all(axis=1).mean())
     assert np.mean(covered) == pytest.approx(0.9, abs=0.005)
 
@@ -198,14 +198,14 @@ def test_a_limit_needs_enough_rows_and_says_how_many(rows, coverage):
     scores = np.linspace(0, 1, rows)
     needed = {0.5: 1, 0.75: 3, 0.9: 9, 0.95: 19, 0.99: 99}[coverage]
     if rows >= needed:
-        assert (scores <= find_limit(scores, coverage)).sum() / (rows + 1) >= coverage - 1e-9
-        assert (scores < find_limit(scores, coverage)).sum() / (rows + 1) < coverage
+        assert (scores <= choose_limit(scores, coverage)).sum() / (rows + 1) >= coverage - 1e-9
+        assert (scores < choose_limit(scores, coverage)).sum() / (rows + 1) < coverage
     else:
         with pytest.raises(UsageError, match=f"needs {needed} or more rows that decide .*, got {rows};"):
-            find_limit(scores, coverage)
+            choose_limit(scores, coverage)
 
 
 def test_a_coverage_is_a_share_and_needs_rows(refused):
     for coverage in (0.0, 1.0, 95.0, float("nan"), 0.995):
         with refused():
-            find_limit([0.5] * 100, coverage)
+            choose_limit([0.5] * 100, coverage)

@@ -13,7 +13,7 @@ from sklearn import metrics
 from bertkit.metrics.classification import score_classes, score_labels, tune_thresholds
 from bertkit.metrics.rows import measure_numbers, take_values
 from bertkit.metrics.table import make_rows
-from bertkit.tasks.kinds import SEVERAL_LABELS, SINGLE_LABEL, find_kind
+from bertkit.tasks.kinds import SEVERAL_LABELS, SINGLE_LABEL, get_kind
 
 pytestmark = pytest.mark.filterwarnings("error")
 NAMES = ["good", "so so", "{}% “bad”\n"]
@@ -44,7 +44,7 @@ def test_an_answer_that_is_no_class_is_wrong_and_no_class():
     """As scikit-learn's macro F1 over the classes alone."""
     right, given = ["a", "b", "a", "b"], ["a", "b", "none", ""]
     rows = make_rows({"label": right, "prediction": given}, names=["a", "b"])
-    found = take_values(find_kind(rows).measure(rows))
+    found = take_values(get_kind(rows).measure(rows))
     assert found["accuracy"] == 0.5
     assert found["macro_f1"] == pytest.approx(metrics.f1_score(right, given, labels=["a", "b"], average="macro"))
 

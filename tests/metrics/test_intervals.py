@@ -16,7 +16,7 @@ from bertkit.metrics.intervals import (
     compare_methods,
     compute_mcnemar,
     estimate_factor,
-    find_interval,
+    estimate_interval,
     limit_samples,
 )
 from bertkit.metrics.rows import (
@@ -45,9 +45,9 @@ def predict_numbers(count):
 
 @pytest.mark.parametrize(("right", "count"), [(0, 1), (3, 3), (2, 3), (0, 277), (162, 277), (276, 277), (277, 277)])
 def test_the_interval_of_a_share_is_that_of_clopper_and_pearson(right, count):
-    found = find_interval(repeat_answers(right, count))
+    found = estimate_interval(repeat_answers(right, count))
     assert found == pytest.approx(proportion_confint(right, count, method="beta"), abs=1e-12)
-    percent = find_interval(measure_mean(np.arange(count) < right, percent=True))
+    percent = estimate_interval(measure_mean(np.arange(count) < right, percent=True))
     assert percent == pytest.approx([100 * limit for limit in found])
 
 
@@ -55,9 +55,9 @@ def test_precision_and_recall_of_a_label_are_shares_of_some_rows():
     """The label has 40 predicted and 50 correct rows, 30 of them the same; one that is never predicted is unknown."""
     found, wanted = np.arange(100) < 40, (np.arange(100) >= 10) & (np.arange(100) < 60)
     scores = measure_label(found, wanted)
-    assert find_interval(scores["precision"]) == find_interval(repeat_answers(30, 40))
-    assert find_interval(scores["recall"]) == find_interval(repeat_answers(30, 50))
-    assert find_interval(measure_label(found & False, wanted)["precision"]) == Interval(0.0, 1.0)
+    assert estimate_interval(scores["precision"]) == estimate_interval(repeat_answers(30, 40))
+    assert estimate_interval(scores["recall"]) == estimate_interval(repeat_answers(30, 50))
+    assert estimate_interval(measure_label(found & False, wanted)["precision"]) == Interval(0.0, 1.0)
 
 
 @pytest.mark.parametrize("name", ["mean", "spearmanr", "matthews_correlation"])
@@ -72,7 +72,7 @@ def test_the_interval_is_near_scipys_percentiles(name):
     }[name]
     options = {"method": "percentile", "n_resamples": 1000, "paired": True, "vectorized": False, "rng": 0}
     low, high = stats.bootstrap(columns, statistic, **options).confidence_interval
-    assert find_interval(scores[name]) == pytest.approx((low, high), abs=0.08 * (high - low))
+    assert estimate_interval(scores[name]) == pytest.approx((low, high), abs=0.08 * (high - low))
 
 
 def test_intervals_at_the_edges():
@@ -81,12 +81,12 @@ def test_intervals_at_the_edges():
     best = {**measure_label(labels > 0, labels > 0), **measure_classes(labels, labels, 2)}
     best |= measure_ranking(labels[:, None] / 3, labels[:, None] > 0)
     for name in ("f1", "matthews_correlation", "roc_auc"):
-        assert find_interval(best[name]) == find_interval(repeat_answers(300, 300)), name
-    assert find_interval(measure_numbers(labels, labels)["rmse"]) is None
+        assert estimate_interval(best[name]) == estimate_interval(repeat_answers(300, 300)), name
+    assert estimate_interval(measure_numbers(labels, labels)["rmse"]) is None
     constant = measure_numbers(np.full(50, 0.3), np.random.default_rng(0).random(50))
-    assert find_interval(constant["pearson"]) is None
-    assert find_interval(measure_label(labels < 0, labels < 0)["f1"]) is None
-    assert find_interval(measure_gaps(np.ones((5, 1)))) is None
+    assert estimate_interval(constant["pearson"]) is None
+    assert estimate_interval(measure_label(labels < 0, labels < 0)["f1"]) is None
+    assert estimate_interval(measure_gaps(np.ones((5, 1)))) is None
 
 
 def rank_labels(rows, labels):
@@ -99,18 +99,18 @@ def rank_labels(rows, labels):
 def test_the_work_for_many_labels_is_bounded(monkeypatch):
     """The bound holds for 900 samples of 400 rows and 40 labels; larger rankings and tables of counts have none."""
     full = rank_labels(400, 40)
-    expected = {name: find_interval(score) for name, score in full.items()}
+    expected = {name: estimate_interval(score) for name, score in full.items()}
     assert {limit_samples(score) for score in full.values()} == {2_000}
     monkeypatch.setattr("bertkit.metrics.intervals.MOST_CELLS", (900 * 400 * 40, 900 * 400 * 40))
     for name, score in full.items():
         assert limit_samples(score) == 900, name
         low, high = expected[name]
-        assert find_interval(score) == pytest.approx((low, high), abs=0.1 * (high - low)), name
+        assert estimate_interval(score) == pytest.approx((low, high), abs=0.1 * (high - low)), name
     larger = rank_labels(1_000, 100)
-    assert [find_interval(score) for score in larger.values()] == [None, None]
+    assert [estimate_interval(score) for score in larger.values()] == [None, None]
     classes = np.arange(1_000) % 100
-    assert find_interval(measure_classes(classes, classes, 100)["macro_f1"]) is None
-    assert find_interval(measure_mean(classes == 0)) is not None
+    assert estimate_interval(measure_classes(classes, classes, 100)["macro_f1"]) is None
+    assert estimate_interval(measure_mean(classes == 0)) is not None
 
 
 @pytest.mark.parametrize(("rows", "labels"), [(5_000, 150), (5_000, 77)])
@@ -135,7 +135,7 @@ def test_most_intervals_hold_the_true_score(name):
     population, rng = draw_population(name), np.random.default_rng(300)
     true = population.score(np.ones((1, len(population))))[0]
     found = [
-        find_interval(population.take(rng.integers(len(population), size=300)), seed=trial) for trial in range(200)
+        estimate_interval(population.take(rng.integers(len(population), size=300)), seed=trial) for trial in range(200)
     ]
     assert np.mean([low <= true <= high for low, high in found]) >= 0.9
 
@@ -244,8 +244,8 @@ def test_equal_copies_of_a_row_in_a_group_leave_its_interval(name):
         return (scores | measure_ranking(one[:, None], other[:, None] > 0))[name]
 
     copies = np.repeat(np.arange(80), 3)
-    alone, grouped = find_interval(measure(np.arange(80))), find_interval(measure(copies), copies.tolist())
+    alone, grouped = estimate_interval(measure(np.arange(80))), estimate_interval(measure(copies), copies.tolist())
     # The sum of equal rows is one row, drawn as before; ranks have other samples, and a mean has no exact interval.
     tolerance = 1e-12 if name == "f1" else 0.1 * np.diff(alone)[0]
     assert tuple(grouped) == pytest.approx(tuple(alone), abs=tolerance)
-    assert np.diff(grouped) > 1.4 * np.diff(find_interval(measure(copies)))
+    assert np.diff(grouped) > 1.4 * np.diff(estimate_interval(measure(copies)))

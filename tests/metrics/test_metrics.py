@@ -15,7 +15,7 @@ from bertkit.metrics.glue import compute_scores, make_metric
 from bertkit.metrics.ner import count_entities, find_entities, score_entities, score_types
 from bertkit.metrics.rows import take_values
 from bertkit.metrics.squad import (
-    find_tau,
+    choose_tau,
     measure_questions,
     normalize_answer,
     normalize_chinese,
@@ -193,7 +193,7 @@ def test_best_scores_cut_between_ties_as_the_official_script_does_and_tau_does_n
     gold, predictions = {"q1": ["x"], "q2": []}, {"q1": "x", "q2": "y"}
     assert score_squad2(gold, predictions, {"q1": 0.5, "q2": 0.5})["best_f1"] == 100.0
     assert score_squad2(gold, predictions, {"q2": 0.5, "q1": 0.5})["best_f1"] == 50.0
-    assert find_tau([0.5, 0.5], [1, 0], [0, 1]) == 0.5  # both right at once is out of reach; -1.5 is farther from 0
+    assert choose_tau([0.5, 0.5], [1, 0], [0, 1]) == 0.5  # both right at once is out of reach; -1.5 is farther from 0
 
 
 # --- SQuAD: an oracle of the official scripts
@@ -352,7 +352,7 @@ def total_at(tau: float, odds: list[float], answered: list[float], unanswered: l
     ],
 )
 def test_tau_worked_by_hand(odds, answered, unanswered, tau):
-    found = find_tau(odds, answered, unanswered)
+    found = choose_tau(odds, answered, unanswered)
     assert type(found) is float
     assert (found, math.copysign(1, found)) == (tau, math.copysign(1, tau))
 
@@ -368,16 +368,16 @@ def test_tau_is_the_nearest_of_the_best_cuts(rows, random):
     cuts = [steps[0] - 1.0, *((low + high) / 2 for low, high in pairwise(steps)), steps[-1] + 1.0]
     totals = {-cut: total_at(-cut, *columns) for cut in cuts}
     best = [tau for tau, total in totals.items() if total == max(totals.values())]
-    assert find_tau(*columns) == min(best, key=lambda tau: (abs(tau), -tau))
+    assert choose_tau(*columns) == min(best, key=lambda tau: (abs(tau), -tau))
     random.shuffle(rows)
-    assert find_tau(*zip(*rows, strict=True)) == find_tau(*columns)
+    assert choose_tau(*zip(*rows, strict=True)) == choose_tau(*columns)
 
 
 def test_totals_that_differ_by_rounding_alone_are_equal():
     """Answering all and answering none both score 0.3, but rounding makes one larger: tau 0 is chosen."""
     assert -0.3 + 0.1 + 0.2 > 0 > -0.1 - 0.2 + 0.3
-    assert find_tau([1.0, 2.0, 3.0], [0, 0.1, 0.2], [0.3, 0, 0]) == 0.0  # none; all would be -4.0
-    assert find_tau([-3.0, -2.0, -1.0], [0, 0, 0.3], [0.1, 0.2, 0]) == 0.0  # all; none would be 4.0
+    assert choose_tau([1.0, 2.0, 3.0], [0, 0.1, 0.2], [0.3, 0, 0]) == 0.0  # none; all would be -4.0
+    assert choose_tau([-3.0, -2.0, -1.0], [0, 0, 0.3], [0.1, 0.2, 0]) == 0.0  # all; none would be 4.0
 
 
 def test_questions_without_an_answer_or_odds_are_refused(refused):

@@ -173,7 +173,7 @@ def test_a_worked_example_of_groups() -> None:
     assert [group.shape for group in layout.groups] == [(2, 1), (1, 2), (1, 4), (1, 4)]
     assert [group.tokens.tolist() for group in layout.groups] == [[0, 11], [5, 6], [1, 2, 3, 4], [7, 8, 9, 10]]
     assert all(group.real is None for group in layout.groups)
-    tokens, slots, real = layout.find_moves()
+    tokens, slots, real = layout.plan_moves()
     assert tokens.tolist() == [0, 11, 5, 6, 1, 2, 3, 4, 7, 8, 9, 10]
     assert slots.tolist() == [0, 4, 5, 6, 7, 2, 3, 8, 9, 10, 11, 1]
     assert real is None

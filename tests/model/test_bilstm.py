@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils.prune import identity
 
 from bertkit.model import bilstm, bilstm_heads
-from bertkit.model.bilstm import FEATURE_LAYERS, BertBiLSTM, BertLayerMix, find_layers, select_features
+from bertkit.model.bilstm import FEATURE_LAYERS, BertBiLSTM, BertLayerMix, select_features, select_layers
 from bertkit.model.config import BertConfig
 from bertkit.model.packing import PACKED, lay_out
 from tests.conftest import TINY, collect, differ, make_batch, make_labels, make_model, shape_for
@@ -186,14 +186,14 @@ def test_the_six_rows_of_table_7_name_these_layers() -> None:
 
 def test_any_layers_are_named_by_number() -> None:
     names = {"3": [3], "-3": [10], "0": [0], "1,5,9": [1, 5, 9], "-1, 1": [12, 1], "all": [*range(1, 13)]}
-    assert {name: find_layers(name, 12) for name in names} == {
+    assert {name: select_layers(name, 12) for name in names} == {
         name: (numbers, "concatenation") for name, numbers in names.items()
     }
     states = tuple(torch.full((1, 2, 3), float(number)) for number in range(13))
     assert select_features(states, "9,-3")[0, 0, :, 0].tolist() == [9, 10]
     for name in ("", "first", "13", "-14", "1,,2", "1.5", "1,all"):
         with pytest.raises(ValueError, match=f"unknown layers '{name}'; .*all, or numbers from -13 to 12 joined by"):
-            find_layers(name, 12)
+            select_layers(name, 12)
     for name, least in {"sum-last-four": 4, "second-to-last": 2}.items():
         with pytest.raises(ValueError, match=f"{name} needs {least} layers, but the model has {least - 1}"):
             make_features_model(feature_layers=name, num_hidden_layers=least - 1)

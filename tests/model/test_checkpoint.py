@@ -14,7 +14,7 @@ from bertkit.errors import UsageError
 from bertkit.inference.predictor import Predictor
 from bertkit.model.checkpoint import fold_targets, load_config, load_model
 from bertkit.model.precision import cast_weights, use_precision
-from bertkit.system.hub import find_trouble
+from bertkit.system.hub import explain_trouble
 from bertkit.tasks import TASKS
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
@@ -204,9 +204,9 @@ def served(hub, tmp_path, monkeypatch):
     folder = write_checkpoint(tmp_path / "bert", labels=("yes", "no"))
     hub.repos["ada/bert"] = Repo(files={path.name: path.read_bytes() for path in folder.iterdir()})
     monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.3)
-    find_trouble.cache_clear()
+    explain_trouble.cache_clear()
     yield hub
-    find_trouble.cache_clear()
+    explain_trouble.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def test_training_compiles_to_one_graph(head, has_indices):
     compiled = torch.compile(model, backend=counter, dynamic=True, fullgraph=True)
     for lengths in BATCHES[:2]:
         inputs = make_inputs(head, lengths)
-        inputs |= model.find_indices(**inputs) if has_indices else {}
+        inputs |= model.index_tokens(**inputs) if has_indices else {}
         (found, same), (expected, gradients) = (take_gradients(each, inputs) for each in (compiled, model))
         largest = max(x.abs().max() for x in (expected, *gradients.values()))
         assert (found - expected).abs() <= 2e-6 * largest
@@ -54,7 +54,7 @@ def test_other_lengths_are_not_compiled_again():
     compiled = torch.compile(model, backend=counter, dynamic=True, fullgraph=True)
     for lengths in BATCHES:
         inputs = make_inputs(head, lengths)
-        compiled(**inputs | model.find_indices(**inputs)).loss.backward()
+        compiled(**inputs | model.index_tokens(**inputs)).loss.backward()
         counts.append(counter.frame_count)
     assert counts == [counts[0]] * len(BATCHES)
 

@@ -241,7 +241,7 @@ def test_kernels_have_the_same_gradients(head: str) -> None:
 def test_known_indices_change_nothing(head: str, kernel: str) -> None:
     model, inputs = make_model(head, kernel, **NO_DROPOUT).train(), make_inputs(head)
     looked_for, gradients = take_gradients(model, inputs)
-    loss, known = take_gradients(model, inputs | model.find_indices(**inputs))
+    loss, known = take_gradients(model, inputs | model.index_tokens(**inputs))
     tolerance = 1e-6 if head == "BertForTokenClassification" else 0.0  # whose last layer is narrowed by them
     torch.testing.assert_close(loss, looked_for)
     assert all((gradient - known[name]).abs().max() <= tolerance for name, gradient in gradients.items())
@@ -291,7 +291,7 @@ def test_an_update_waits_for_no_accelerator(head: str, values: dict, monkeypatch
     monkeypatch.setattr(cpu, "draw_mask", lambda shape, rate: torch.full(shape, -1, dtype=torch.int16))
     model, inputs = make_model(head, **values).train(), make_inputs(head)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    counts, indices = model.count_labels(**inputs), model.find_indices(**inputs)
+    counts, indices = model.count_labels(**inputs), model.index_tokens(**inputs)
     with Unhurried():
         model(**inputs, **counts, **indices).loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)

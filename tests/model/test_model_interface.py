@@ -91,7 +91,7 @@ def test_second_derivatives_of_a_kernel_are_refused(head: str, kernel: str) -> N
 def test_layers_may_be_divided_over_two_devices(head: str, kernel: str, training: bool, head_on: torch.device) -> None:
     model, inputs = make_model(head, kernel, **NO_DROPOUT).train(training), make_inputs(head)
     if head != "BertModel":  # as our Trainer gives it
-        indices = {} if head == "BertForMultipleChoice" else model.find_indices(**inputs)
+        indices = {} if head == "BertForMultipleChoice" else model.index_tokens(**inputs)
         inputs |= model.count_labels(**inputs) | indices
     mask = inputs["labels"] != -100 if head == "BertForTokenClassification" else inputs["attention_mask"]
     expected = collect(model(**inputs), mask)

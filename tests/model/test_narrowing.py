@@ -39,7 +39,7 @@ def test_only_what_is_read_is_computed_and_the_loss_stays(head, has_indices, tra
     """The Trainer's collator gives the indices; without padding the batch has no mask."""
     batch = make_batch([7] * 6 if padding == "none" else LENGTHS, left=padding == "left")
     inputs, model = shape_for(head, batch) | make_labels(head, batch), make_model(head, **NO_DROPOUT).train(training)
-    inputs |= model.find_indices(**inputs) if has_indices else {}
+    inputs |= model.index_tokens(**inputs) if has_indices else {}
     inputs |= {"targets_only": True} if head in TARGET_HEADS[:2] else {}
     mask, labels = batch["attention_mask"], inputs["labels"]
     inputs |= {"attention_mask": None} if padding == "none" else {}

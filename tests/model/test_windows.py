@@ -36,7 +36,7 @@ def test_scores_are_those_of_transformers_combined_by_hand(pooling, kernel):
     expected = torch.stack([x.mean(0) if pooling == "mean" else x.max(0).values for x in windows])
     torch.testing.assert_close(model(**batch).logits, expected)
     torch.testing.assert_close(model(**spread(flat, 5)).logits, expected)
-    torch.testing.assert_close(model(**batch, **model.find_indices(**batch)).logits, expected)
+    torch.testing.assert_close(model(**batch, **model.index_tokens(**batch)).logits, expected)
 
 
 def test_the_values_of_windows_are_checked():
@@ -66,7 +66,7 @@ def test_a_text_has_one_loss_and_kernels_have_the_same_gradients(kind, labels, c
     values = {"window_pooling": pooling, "problem_type": kind}
     model = make_model(HEAD, **NO_DROPOUT, **values).train()
     _, batch = make_windows(labels)
-    known = batch | model.find_indices(**batch) | model.count_labels(**batch)
+    known = batch | model.index_tokens(**batch) | model.count_labels(**batch)
     assert known["window_indices"].tolist() == INDICES
     expected = compute_loss(model(**batch).logits, labels)
     gradients = {}

@@ -19,7 +19,7 @@ from bertkit.system.progress import ignore
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.training.clock import Clock
-from bertkit.training.costs import Measured
+from bertkit.training.costs import Costs
 from bertkit.training.facts import describe_rows
 from bertkit.training.recipe import ADAPTED, Recipe, load_recipe, merge, read_recipe, resolve
 from bertkit.training.run import run
@@ -72,7 +72,7 @@ class ShownRuns(run_processes.Runs):
     """Tells of a run at work before it is done."""
 
     def execute(self):
-        self.hear(self.jobs[0].output, run_processes.State("running", 3, 12, 0.5))
+        self.on_state(self.jobs[0].output, run_processes.State("running", 3, 12, 0.5))
         return super().execute()
 
 
@@ -90,13 +90,13 @@ def test_the_first_trial_has_the_values_of_auto_and_the_best_is_trained_on_all_o
     auto = settle(Recipe.make(RTE, recipe, {"preset": "auto"})).train
     assert [first["train"][key] for key in ADAPTED] == [auto[key] for key in ADAPTED]
     assert (first["batch_size"], first["preset"]) == (32, "auto")
-    assert (first["data"]["held_back"], first["baseline"], first["train"]["eval_strategy"]) == (1000, False, "steps")
+    assert (first["data"]["trial_rows"], first["baseline"], first["train"]["eval_strategy"]) == (1000, False, "steps")
     best = trials[max(range(2), key=lambda i: (scores[i], -i))]
     written = read_recipe(output / "recipe.toml")
     searched = ("learning_rate", "num_train_epochs")
     assert [written[key] for key in ("batch_size", "preset")] == [best[key] for key in ("batch_size", "preset")]
     assert [written["train"][key] for key in searched] == [best["train"][key] for key in searched]
-    assert written["data"]["held_back"] == 0
+    assert written["data"]["trial_rows"] == 0
     assert metrics == json.loads((output / "metrics.json").read_text())
     told = [line for line in lines if line.startswith("trial ")]
     assert (output / SEARCH / TRIALS_FILE).read_text() == "".join(f"- {line}\n" for line in told)
@@ -122,8 +122,8 @@ def test_given_values_are_not_searched(recipe, tmp_path, monkeypatch):
     given = merge(recipe, {"batch_size": 16, "train": {"num_train_epochs": 1.0}})
     assert make_search(given, tmp_path).searched == ["train.learning_rate"]
     whole = Recipe.make(RTE, given, {"train": {"learning_rate": 1e-4}})
-    with pytest.raises(UsageError, match="--search and --budget cannot be combined with held_back; leave it out"):
-        search_or_train(Recipe.make(RTE, recipe, {"data": {"held_back": 5}}), output=tmp_path / "run", trials=3)
+    with pytest.raises(UsageError, match="--search and --budget cannot be combined with trial_rows; leave it out"):
+        search_or_train(Recipe.make(RTE, recipe, {"data": {"trial_rows": 5}}), output=tmp_path / "run", trials=3)
     lines, clock = [], Clock(600.0, time.monotonic())
     metrics = search_or_train(whole, output=tmp_path / "run", clock=clock, report=lines.append)
     assert "the recipe leaves nothing to search: training with its values" in lines
@@ -256,7 +256,7 @@ def test_searches_with_other_seeds_have_other_proposals_and_continued_ones_the_s
 @pytest.mark.parametrize(("limit", "trials"), [(120.0, 0), (180.0, 1), (600.0, 5)])
 def test_trials_go_on_until_half_of_the_time_is_over(recipe, tmp_path, monkeypatch, limit, trials):
     """A trial takes 40 s of updates, 4 s of an end and 10 s to start, and 10 s have passed."""
-    costs = Measured(ROWS, 0, 0, 32, 20.0, 640.0, [(1.0, 1.0)], 0.0, 1.0, dict.fromkeys(("weights", "optimizer"), 0))
+    costs = Costs(ROWS, 0, 0, 32, 20.0, 640.0, [(1.0, 1.0)], 0.0, 1.0, dict.fromkeys(("weights", "optimizer"), 0))
     monkeypatch.setattr("bertkit.studies.search.budget.measure", lambda *_: costs)
     lines, clock = [], Clock(limit, time.monotonic() - 10.0)
     found = make_search(recipe, tmp_path, clock)
@@ -267,7 +267,7 @@ def test_trials_go_on_until_half_of_the_time_is_over(recipe, tmp_path, monkeypat
         clock.begun -= 54.0
 
     end_trials(monkeypatch, write)
-    best = found.find_best(None)
+    best = found.run_trials(None)
     assert len(found.study.trials) == trials
     assert any("trials of about 54 s until half of the time is over" in line for line in lines)
     assert bool(best) == bool(trials)

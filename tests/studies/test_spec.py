@@ -195,7 +195,7 @@ def test_a_column_with_a_recipe_of_its_own_has_runs_of_its_own():
 def test_a_column_of_pretraining_shows_the_ends_of_the_rows_own():
     rows = [*TABLE5["row"], {"name": "after 30", "step": 30}]
     study = make_study(TABLE5 | {"column": [{"name": "Perplexity", "task": "pretrain"}, *COLUMNS], "row": rows})
-    shown = [cell for cell in list_cells(study) if cell.borrowed]
+    shown = [cell for cell in list_cells(study) if cell.is_pretraining]
     names = ("bert-base", "ltr-no-nsp", "ltr-no-nsp")
     assert [cell.runs for cell in shown] == [{42: f"pretrain/{name}"} for name in names]
     assert shown[0].column.lower_is_better

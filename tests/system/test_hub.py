@@ -2,7 +2,7 @@
 
 import pytest
 
-from bertkit.system.hub import find_dataset, parse_hub_name, split_revision
+from bertkit.system.hub import parse_dataset, parse_hub_name, split_revision
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -22,12 +22,12 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 )
 def test_a_name_may_have_a_configuration_and_a_revision(source, parts):
     assert parse_hub_name(source) == parts
-    assert (find_dataset(source) is not None) == bool(parts and "/" in parts[0])
+    assert (parse_dataset(source) is not None) == bool(parts and "/" in parts[0])
 
 
 def test_a_path_that_exists_stays_a_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert split_revision("ada/bert@v1") == ("ada/bert", "v1")
     (tmp_path / "ada" / "bert@v1").mkdir(parents=True)
-    assert parse_hub_name("ada/bert@v1") is find_dataset("ada/bert@v1") is None
+    assert parse_hub_name("ada/bert@v1") is parse_dataset("ada/bert@v1") is None
     assert split_revision("ada/bert@v1") == ("ada/bert@v1", "main")

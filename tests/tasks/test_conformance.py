@@ -356,5 +356,5 @@ def test_the_cost_of_an_update_is_measured(case):
     settings = task.configure(recipe, tokenizer, examples)
     recipe = replace_values(recipe, start="random")  # another one may add a layer
     found = costs.measure(recipe, Prepared(examples, tokenizer, data, settings), 0.0)
-    assert min(found.tokens, found.update, found.row, *found.memory.values()) > 0
+    assert min(found.tokens, found.seconds_per_update, found.seconds_per_row, *found.memory.values()) > 0
     assert found.memory["weights"] == sum(4 * x.numel() for x in model.parameters())

@@ -21,7 +21,7 @@ from bertkit.reports.tables import OWN_DATA
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.tasks.examples import divide
-from bertkit.tasks.glue import BENCHMARKS, GLUE, find_glue
+from bertkit.tasks.glue import BENCHMARKS, GLUE, get_glue_task
 from bertkit.tasks.text import TextSequences
 from bertkit.training import trainer
 from bertkit.training.network import make_model
@@ -85,9 +85,9 @@ def test_the_papers_figures():
 
 
 def test_a_task_is_found_by_any_official_spelling(refused):
-    assert [find_glue(name).name for name in ("SST-2", "MNLI", "sts_b", "CoLA")] == ["sst2", "mnli", "stsb", "cola"]
+    assert [get_glue_task(name).name for name in ("SST-2", "MNLI", "sts_b", "CoLA")] == ["sst2", "mnli", "stsb", "cola"]
     with refused():
-        find_glue("mnlii")
+        get_glue_task("mnlii")
 
 
 # --- The data ---------------------------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ def hub(monkeypatch, glue):
                     splits[form.hub[1]] = make_rows(row, read[row.name][split])
         return datasets.DatasetDict(splits)
 
-    monkeypatch.setattr(hub_format, "find_hub_trouble", lambda *_: None)
+    monkeypatch.setattr(hub_format, "explain_hub_trouble", lambda *_: None)
     monkeypatch.setattr(datasets, "load_dataset", serve)
     return missing
 
@@ -139,7 +139,7 @@ def load(name, folder):
 def test_the_hubs_copy_gives_what_the_official_files_give(glue, hub):
     for name in NAMES:
         official, copy = load(name, glue), load(name, "")
-        assert list(official) == list(find_glue(name).row.splits) == list(copy)
+        assert list(official) == list(get_glue_task(name).row.splits) == list(copy)
         for split, examples in official.items():
             assert examples[:] == copy[split][:]
             np.testing.assert_array_equal(examples.labels, copy[split].labels)
@@ -148,7 +148,7 @@ def test_the_hubs_copy_gives_what_the_official_files_give(glue, hub):
 @pytest.mark.parametrize("name", NAMES)
 def test_texts_and_labels_are_the_ones_in_the_files(name, glue):
     """Each text is a cell of its line, in the order of the texts, as is the label in its official spelling."""
-    row = find_glue(name).row
+    row = get_glue_task(name).row
     for split, examples in load(name, glue).items():
         lines = (glue / row.splits[split].file).read_text(encoding="utf-8-sig").split("\n")[:-1]
         assert len(lines) - len(examples) in (0, 1)
@@ -290,7 +290,7 @@ def test_the_baseline_is_the_most_frequent_label_of_the_dev_set(name, labels, ex
 @pytest.mark.parametrize("name", LEARNED)
 def test_the_written_files_score_what_the_run_scored_or_fit_the_leaderboard(finish, glue, name):
     output, metrics, _ = finish(name)
-    task = find_glue(name)
+    task = get_glue_task(name)
     for split in task.row.splits.values():
         if split.scores:
             gold = glue / split.file
@@ -348,7 +348,7 @@ def test_the_recipes_are_the_papers_and_mosbachs(bert):
 
 def test_plain_transformers_loads_a_finished_run(finish, glue):
     output, _, _ = finish("mrpc")
-    row, examples = find_glue("mrpc").row, load("mrpc", glue)["dev"]
+    row, examples = get_glue_task("mrpc").row, load("mrpc", glue)["dev"]
     stock = transformers.AutoModelForSequenceClassification.from_pretrained(output, dtype=torch.float64).eval()
     assert type(stock) is transformers.BertForSequenceClassification
     assert stock.config.id2label == {0: "not_equivalent", 1: "equivalent"}

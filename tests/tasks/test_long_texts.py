@@ -79,7 +79,7 @@ def test_predict_gives_the_scores_of_the_evaluation_and_marks_nothing(finish, fo
     counts = [[len(predictor.settings.tokenizer.tokenize(row[name])) for name in text] for row in rows]
     shortened = [len(text) == 2 and min(count) > 6 and sum(count) > 13 for count in counts]
     for result, row, is_cut in zip(results, read_rows(output / "predictions" / "dev.csv"), shortened, strict=True):
-        assert result.get("cut", False) == is_cut
+        assert result.get("truncated", False) == is_cut
         for name, value in flatten_result(result).items():
             if isinstance(value, float):
                 assert float(row[name]) == pytest.approx(value, abs=1e-5)
@@ -113,7 +113,7 @@ def test_a_text_of_any_length_is_read_in_batches_of_bounded_size(finish):
         lambda model, args, given: sizes.append(given["input_ids"].shape), with_kwargs=True
     )
     results = predictor(["word " * 4000 + end for end in ("good", "bad")])
-    assert all("cut" not in result for result in results)
+    assert all("truncated" not in result for result in results)
     assert results[0]["probabilities"] != results[1]["probabilities"]
     assert max(rows * columns for rows, columns in sizes) <= 8192
     assert sum(rows for rows, _ in sizes) == 2 * len(range(0, 4001 - 14 + 6, 6))
@@ -122,7 +122,7 @@ def test_a_text_of_any_length_is_read_in_batches_of_bounded_size(finish):
 @pytest.mark.parametrize("long", ["truncate", "head+tail"])
 def test_shortened_texts_are_marked(finish, folder, long):
     results = Predictor(finish(long), precision="fp32")([row["body"] for row in read_rows(folder / "dev.csv")])
-    assert 0 < sum("cut" in result for result in results) < len(results)
+    assert 0 < sum("truncated" in result for result in results) < len(results)
     assert "window_pooling" not in json.loads((finish(long) / "config.json").read_text())
 
 
@@ -140,7 +140,7 @@ def test_a_model_without_its_recipe_keeps_its_windows(finish, tmp_path):
     inputs = predictor.task.encode_inputs([(text,)], predictor.settings)
     assert inputs.lengths.tolist() == [128, 76]
     (result,) = predictor([text])
-    assert "cut" not in result
+    assert "truncated" not in result
     assert inputs.data.sequences.counts.tolist() == [2]
     again, _ = load_model(BertForSequenceClassification, str(copy), {})
     assert again.config.window_pooling is None, "a further run decides for itself"

@@ -187,7 +187,7 @@ def test_the_windows_of_a_long_text_are_predicted_once(tmp_path, folder, start):
     apart = encode_words(text, predictor.settings.labels, predictor.settings.tokenizer, 16)
     assert len(apart) == 6
     (result,) = predictor([given])
-    assert "cut" not in result
+    assert "truncated" not in result
     assert result["tags"] == NER.decode(summarize_split(NER, predictor.settings.model, apart), apart).tags[0]
 
 

@@ -12,13 +12,13 @@ from bertkit.analysis.compare import Method
 from bertkit.analysis.doctor import examine, list_tables
 from bertkit.analysis.report import write_page
 from bertkit.analysis.slices import choose_score
-from bertkit.data.formats.conll import find_conll, read_conll
+from bertkit.data.formats.conll import list_conll_files, read_conll
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.inference.predictor import Predictor
 from bertkit.reports.tables import find_row, list_shown
 from bertkit.system.progress import ignore
 from bertkit.tasks.ner import NER, fill_summaries
-from bertkit.training.predictions import read_table, show_mistakes, spell_answers
+from bertkit.training.predictions import format_cells, read_table, show_mistakes
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
 from tests.conftest import draft
@@ -127,7 +127,7 @@ def test_what_is_not_a_column_or_not_a_class_is_refused(tmp_path, refused):
 def test_the_files_of_a_treebank_have_its_names(tmp_path):
     write_treebank(tmp_path / "UD_Tiny")
     (tmp_path / "README").write_text("about")
-    names = {split: path.name for split, path in find_conll(tmp_path).items()}
+    names = {split: path.name for split, path in list_conll_files(tmp_path).items()}
     assert names == {split: f"en_tiny-ud-{split}.conllu" for split in ("train", "dev", "test")}
     examples, lines = load(tmp_path)
     path = tmp_path / "UD_Tiny" / "en_tiny-ud-train.conllu"
@@ -169,7 +169,7 @@ def test_all_splits_have_the_scheme_of_train(tmp_path, refused):
 
 def test_a_table_has_the_sequences_and_labels_of_a_treebank(start, tmp_path):
     folder = write_treebank(tmp_path / "treebank")
-    for split, path in find_conll(folder).items():
+    for split, path in list_conll_files(folder).items():
         rows = [{"tokens": list(x.words), "upos": list(x.tags), "n": x.line} for x in read_conll(path).sentences]
         write_table(tmp_path / "table" / f"{split}.jsonl", rows)
     prints = []
@@ -265,7 +265,7 @@ def test_a_mistake_names_the_words_that_are_wrong(tagger):
         for cell in (predicted, right):
             assert 0 < len(cell.split(", ")) < len(words)
             assert {one.split(": ")[0] for one in cell.split(", ")} <= {*words}
-    assert [len(one.split(", ")) for one in spell_answers(rows)] == [7] * len(rows), "elsewhere all words are named"
+    assert [len(one.split(", ")) for one in format_cells(rows)] == [7] * len(rows), "elsewhere all words are named"
 
 
 def test_results_name_each_word_with_its_class(tagger):
@@ -298,7 +298,7 @@ def test_pages_and_comparisons_show_classes_and_accuracy(tagger, tmp_path):
     assert tables["Confusion matrix, dev"][0][1:] == CLASSES
     rows = read_table(output / "predictions" / "dev.parquet")
     method = Method("run", NER, [rows])
-    assert (method.find_title(), method.rate()) == ("accuracy", pytest.approx([100 * metrics["accuracy"]]))
+    assert (method.name_metric(), method.rate()) == ("accuracy", pytest.approx([100 * metrics["accuracy"]]))
     assert choose_score(find_row(NER.table, "f1"), rows)[0].name == "accuracy"
 
 

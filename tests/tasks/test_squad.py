@@ -44,7 +44,7 @@ def load(version, folder, **options):
 
 def make_kept(data, gold):
     """Return the scores (W, 82) of a model that is certain of (first, last) in each window."""
-    length = int((data.find_first() + data.lengths).max()) + 1
+    length = int((data.locate_first() + data.lengths).max()) + 1
     logits = torch.zeros(2, len(data), length)
     for side in (0, 1):
         logits[side, torch.arange(len(data)), torch.as_tensor(gold)[:, side]] = 10.0

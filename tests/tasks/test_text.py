@@ -26,7 +26,7 @@ from bertkit.tasks.task import score_summaries
 from bertkit.tasks.text import CLASSIFICATION, TextSequences
 from bertkit.training.recipe import Recipe, read_recipe
 from bertkit.training.run import run
-from bertkit.training.scoring import find_decided
+from bertkit.training.scoring import read_decided
 from tests.conftest import draft
 from tests.official import write_glue, write_reviews, write_table
 from tests.tasks.conftest import load_examples, make_small, read_losses, read_rows
@@ -136,7 +136,7 @@ def test_a_data_set_on_the_hub_with_class_labels_and_an_unlabelled_test_split(mo
     for split, labels in {"train": [0, 1] * 30, "validation": [0, 1] * 10, "test": [-1] * 9}.items():
         rows = {"sentence": [f"text {number}" for number in range(len(labels))], "label": labels}
         splits[split] = datasets.Dataset.from_dict(rows, features=features)
-    monkeypatch.setattr(hub, "find_hub_trouble", lambda *_: None)
+    monkeypatch.setattr(hub, "explain_hub_trouble", lambda *_: None)
     monkeypatch.setattr(datasets, "load_dataset", lambda name, config: splits)
     found, lines = load("owner/reviews")
     assert {split: len(examples) for split, examples in found.items()} == {"train": 60, "dev": 20, "unlabelled": 9}
@@ -369,7 +369,7 @@ def test_thresholds_in_the_order_of_the_labels_decide_other_data(reviews):
     scores = take_values(CLASSIFICATION.score(rows))
     assert scores["macro_f1"] == 1
     assert scores["fixed_macro_f1"] < 1
-    tuned = find_decided(rows)
+    tuned = read_decided(rows)
     assert tuned == {"thresholds": [scores["threshold_dear"], scores["threshold_slow"]]}
     again = score_summaries(CLASSIFICATION, logits - 9.0, data, tuned)
     assert (again["macro_f1"], again["threshold_dear"]) == (0.0, scores["threshold_dear"])
@@ -526,7 +526,7 @@ def test_a_threshold_between_very_likely_labels_divides_predictions_too(reviews)
     data = make_data([[0, 0], [1, 1]], reviews, label=["tags"])
     rows = CLASSIFICATION.decode(logits, data).rows
     assert take_values(CLASSIFICATION.score(rows))["exact_match"] == 1
-    results = SEVERAL_LABELS.decode(logits, ["dear", "slow"], decided=find_decided(rows)).list_results()
+    results = SEVERAL_LABELS.decode(logits, ["dear", "slow"], decided=read_decided(rows)).list_results()
     assert [result["labels"] for result in results] == [[], ["dear", "slow"]]
 
 

@@ -38,7 +38,7 @@ def cache(monkeypatch, tmp_path):
     """An empty cache."""
     folder = tmp_path / "cache"
     folder.mkdir()
-    monkeypatch.setattr(frozen, "find_cache", lambda: folder)
+    monkeypatch.setattr(frozen, "locate_cache", lambda: folder)
     return folder
 
 
@@ -161,9 +161,9 @@ def test_a_run_with_another_seed_finds_what_was_computed(root, cache, tmp_path, 
 def test_a_run_needs_no_cache(tmp_path, monkeypatch):
     """An array is made where the cache has a file in the place of its folder, or a damaged array."""
     (tmp_path / "file").touch()
-    monkeypatch.setattr(frozen, "find_cache", lambda: tmp_path / "file" / "cache")
+    monkeypatch.setattr(frozen, "locate_cache", lambda: tmp_path / "file" / "cache")
     assert frozen.keep_array("a", lambda: np.arange(3)).tolist() == [0, 1, 2]
-    monkeypatch.setattr(frozen, "find_cache", lambda: tmp_path)
+    monkeypatch.setattr(frozen, "locate_cache", lambda: tmp_path)
     (tmp_path / "a.npy").write_bytes(b"damaged")
     for _ in range(2):
         assert frozen.keep_array("a", lambda: np.arange(4)).tolist() == [0, 1, 2, 3]

@@ -27,7 +27,7 @@ from bertkit.training import budget, callbacks, costs
 from bertkit.training.budget import CLOCK_FILE, TooShort, train_within
 from bertkit.training.callbacks import Deadline, StopAfter
 from bertkit.training.clock import RECORDED_EVERY, Clock, parse_duration
-from bertkit.training.costs import Measured
+from bertkit.training.costs import Costs
 from bertkit.training.prepare import prepare
 from bertkit.training.recipe import Recipe, load_recipe
 from bertkit.training.run import run
@@ -38,7 +38,7 @@ from tests.world import PRETRAIN, assert_same_bits, make_recipe, read_weights, r
 
 RTE = TASKS["rte"]
 MEMORY = {"weights": 80_000_000, "gradients": 80_000_000, "optimizer": 120_000_000}  # a checkpoint of 1 s
-COSTS = Measured(96, 30, 10, 32, 20.0, 640.0, [(1.0, 2.0)], 0.1, 1.0, MEMORY)
+COSTS = Costs(96, 30, 10, 32, 20.0, 640.0, [(1.0, 2.0)], 0.1, 1.0, MEMORY)
 
 
 @pytest.fixture(autouse=True)
@@ -91,9 +91,9 @@ def test_the_costs_of_a_run_are_those_of_its_data_and_model(rte):
     found = costs.measure(rte, prepare(rte), 0.1)
     assert (found.rows, len(found.parts)) == (48, 1)
     assert 5 < found.tokens < 32
-    assert min(found.update, found.row) > 0
-    assert found.evaluation == pytest.approx(18 * found.row)
-    assert found.end >= 28 * found.row + costs.END_SECONDS
+    assert min(found.seconds_per_update, found.seconds_per_row) > 0
+    assert found.evaluation == pytest.approx(18 * found.seconds_per_row)
+    assert found.end >= 28 * found.seconds_per_row + costs.END_SECONDS
     weights, gradients, optimizer, activations = found.memory.values()
     assert weights == gradients
     assert 2 * weights <= optimizer < 2 * weights + 1000, "two moments, and counts of updates"
@@ -111,7 +111,7 @@ def test_a_large_update_is_timed_in_part(rte, monkeypatch):
     monkeypatch.setattr(
         costs, "make_trainer", lambda *args, **more: sizes.append(args[4].batch_size) or make(*args, **more)
     )
-    assert costs.measure(vary(rte, batch_size=64), prepare(rte), 0.1).update > 0
+    assert costs.measure(vary(rte, batch_size=64), prepare(rte), 0.1).seconds_per_update > 0
     assert sizes == [1] * 4
 
 
@@ -134,7 +134,7 @@ def test_the_faster_of_two_measurements_counts(rte, tmp_path, monkeypatch):
     def measure_as(seconds):
         measured = msgspec.structs.replace(COSTS, parts=[(1.0, seconds)])
         monkeypatch.setattr(budget, "measure", lambda *_: measured)
-        return budget.measure_again(rte, None, start_clock(60), tmp_path).update
+        return budget.measure_again(rte, None, start_clock(60), tmp_path).seconds_per_update
 
     assert [measure_as(seconds) for seconds in (4.0, 9.0, 2.0, 3.0)] == [4.0, 4.0, 2.0, 2.0]
 
@@ -142,7 +142,7 @@ def test_the_faster_of_two_measurements_counts(rte, tmp_path, monkeypatch):
 def test_each_phase_has_its_costs(phases):
     found = costs.measure(phases, prepare(phases), 0.1)
     assert [end for end, _ in found.parts] == [0.5, 1.0]
-    assert found.update == pytest.approx(sum(seconds for _, seconds in found.parts) / 2)
+    assert found.seconds_per_update == pytest.approx(sum(seconds for _, seconds in found.parts) / 2)
     assert 16 < found.tokens < 32
     assert found.at_once > 1.2 * found.batch_size * found.tokens, "the last phase has the longest sequences"
 
@@ -187,7 +187,7 @@ def test_a_forecast_reads_the_beginning_of_a_text(phases, monkeypatch):
 
 
 def test_the_training_before_a_run_has_its_own_forecast(tmp_path, monkeypatch):
-    monkeypatch.setattr(costs, "find_costs", lambda recipe, report: COSTS)
+    monkeypatch.setattr(costs, "measure_costs", lambda recipe, report: COSTS)
     recipe = Recipe.make(TASKS["squad1"], {"data": {"extra_train": "more.json"}}, fits_model=False)
     lines = costs.describe_cost(recipe, tmp_path / "run")
     assert [line.startswith("before, ") for line in lines] == [True] * 3 + [False] * 3
@@ -197,7 +197,7 @@ def test_the_training_before_a_run_has_its_own_forecast(tmp_path, monkeypatch):
 def test_a_study_measures_runs_of_the_same_cost_once(rte, tmp_path, monkeypatch):
     """Eight runs differ in rate, epochs and batch size: 10 s an epoch with its evaluation, and 5 s of each end."""
     lines = []
-    monkeypatch.setattr(costs, "find_costs", lambda recipe, left: COSTS)
+    monkeypatch.setattr(costs, "measure_costs", lambda recipe, left: COSTS)
     grid = {"batch_size": [16, 32], "train.learning_rate": [1e-5, 2e-5], "train.num_train_epochs": [1.0, 2.0]}
     study = make_study({"tasks": ["rte"], "recipe": dict(rte.given), "grid": grid})
     expected = ["8 runs, one after another: 2 min 40 s expected here"]
@@ -210,14 +210,14 @@ def test_a_study_measures_runs_once_for_each_kind_of_pretrained_model(rte, tmp_p
     """Masks change no cost of the runs, but the direction of attention does; of a lost corpus nothing is known."""
     lines = []
 
-    def find_costs(recipe, left):
+    def measure_costs(recipe, left):
         if recipe.data.get("corpus") == ["lost.txt"]:
             raise UsageError("it is lost")
         if left:
             left.mkdir(exist_ok=True)
         return COSTS
 
-    monkeypatch.setattr(costs, "find_costs", find_costs)
+    monkeypatch.setattr(costs, "measure_costs", measure_costs)
     rows = [
         {"name": "masked", "pretrain": {"data": {"mask_rate": 1.0, "same_rate": 0.0, "random_rate": 0.0}}},
         {"name": "left", "pretrain": {"data": {"objective": "clm"}}},
@@ -322,7 +322,8 @@ def test_a_training_from_a_solved_head_has_enough_updates_or_is_not_begun(rte, t
     """Nine updates of 2 s are all of it: five are more than half. Nothing else may be shorter than 20, or than all."""
     random = replace_values(rte, train={"eval_strategy": "no", "save_strategy": "no"})
     solved = replace_values(random, start="solved")
-    start = COSTS.rows * COSTS.row + COSTS.evaluation  # the vectors, and the answers before the first update
+    # The vectors, and the answers before the first update
+    start = COSTS.rows * COSTS.seconds_per_row + COSTS.evaluation
     cases = ((solved, 33 + start, 5), (solved, 29 + start, 0), (random, 32, 0), (random, 60, 9))
     for recipe, seconds, updates in cases:
         if updates:

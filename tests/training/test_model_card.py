@@ -12,7 +12,7 @@ from markdown_it import MarkdownIt
 from bertkit.errors import UsageError
 from bertkit.inference.evaluate import evaluate
 from bertkit.model import heads
-from bertkit.system.hub import find_trouble
+from bertkit.system.hub import explain_trouble
 from bertkit.tasks import TASKS
 from bertkit.tasks.squad import VERSIONS
 from bertkit.training import model_card, push
@@ -231,22 +231,22 @@ def test_the_card_of_a_model_on_the_hub_is_downloaded_with_it_and_read_from_the_
     folder = write_checkpoint(tmp_path / "bert")
     hub.repos["ada/bert"] = Repo(files={path.name: path.read_bytes() for path in folder.iterdir()})
     hub.repos["ada/bert"].files["README.md"] = b"---\nlicense: cc-by-4.0\n---\n"
-    find_trouble.cache_clear()
+    explain_trouble.cache_clear()
     recipe = draft(TASKS["rte"], {"checkpoint": "ada/bert"})
     make_model(TASKS["rte"], recipe, {})
     hub.asked.clear()
     assert model_card.read_base_card(recipe) == {"license": "cc-by-4.0"}
     assert hub.asked == []
-    find_trouble.cache_clear()
+    explain_trouble.cache_clear()
 
 
 def test_a_checkpoint_of_ones_own_is_not_taken_for_one_of_the_hub(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ada" / "bert").mkdir(parents=True)
     for checkpoint in ("ada/bert", "../clients/acme/bert", "/home/ada/bert"):
-        assert model_card.find_base(start(checkpoint)) is None
+        assert model_card.name_base(start(checkpoint)) is None
         assert model_card.describe_start(start(checkpoint), {}) == "`bert`"
-    assert model_card.find_base(start("eve/bert")) == "eve/bert"
+    assert model_card.name_base(start("eve/bert")) == "eve/bert"
     assert model_card.describe_start(start("eve/bert"), {}) == "[eve/bert](https://huggingface.co/eve/bert)"
 
 

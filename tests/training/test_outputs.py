@@ -9,7 +9,7 @@ import yaml
 from huggingface_hub import parse_eval_result_entries
 
 from bertkit.data.formats.glue import read_folder
-from bertkit.metrics.intervals import find_interval
+from bertkit.metrics.intervals import estimate_interval
 from bertkit.metrics.rows import measure_mean, take_values
 from bertkit.metrics.table import make_rows
 from bertkit.tasks import TASKS
@@ -44,10 +44,10 @@ def test_limits_follow_their_scores():
     measured = {"macro_f1": share, "f1_risk": share, "f1_risk_low": other, "count_risk": 4, "score": share}
     found = add_limits(measured)
     assert take_values(measured).items() <= found.items()
-    interval = find_interval(share)
+    interval = estimate_interval(share)
     assert (found["score_low"], found["score_high"]) == (interval.low, interval.high)
     assert list(found)[:3] == ["macro_f1", "macro_f1_low", "macro_f1_high"]
-    assert (found["f1_risk_low_low"], found["f1_risk_high"]) == (find_interval(other).low, interval.high)
+    assert (found["f1_risk_low_low"], found["f1_risk_high"]) == (estimate_interval(other).low, interval.high)
     assert "count_risk_low" not in found
 
 

@@ -12,7 +12,7 @@ from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.metrics.table import LABEL, NAMES, PREDICTION, make_rows, read_facts
 from bertkit.tasks.examples import ExampleRows
-from bertkit.training.predictions import KEY, find_mistakes, format_table, join_rows, read_table, write_mistakes
+from bertkit.training.predictions import KEY, format_table, join_rows, list_mistakes, read_table, write_mistakes
 from tests.official import write_checkpoint, write_table
 
 TEXTS, LABELS, ANSWERS = ["Good.", "Bad.", "good word1 word1"], ["yes", "no", "yes"], ["no", "no", "yes"]
@@ -149,13 +149,13 @@ MISTAKES = {  # columns, and the numbers of the wrong rows, the worst first
 @pytest.mark.parametrize("kind", MISTAKES)
 def test_the_worst_mistakes_come_first(kind):
     columns, numbers = MISTAKES[kind]
-    assert find_mistakes(make_rows(columns, names=[] if kind == "numbers" else ["a", "b"])).tolist() == numbers
+    assert list_mistakes(make_rows(columns, names=[] if kind == "numbers" else ["a", "b"])).tolist() == numbers
 
 
 def test_sentences_with_the_lowest_f1_come_first():
     """The second one has 1 right of 2 found and 1 wanted, F1 2/3; the third none of 1; the last has no entity."""
     counts = {"right_X": [1, 1, 0, 0], "found_X": [1, 2, 0, 0], "wanted_X": [1, 1, 1, 0], "strict_found": [1, 2, 0, 0]}
-    assert find_mistakes(make_rows({PREDICTION: [["O"]] * 4} | counts, names=["X"])).tolist() == [2, 1]
+    assert list_mistakes(make_rows({PREDICTION: [["O"]] * 4} | counts, names=["X"])).tolist() == [2, 1]
 
 
 def test_mistakes_are_a_table_of_their_own(tokenizer, tmp_path):

@@ -11,7 +11,7 @@ from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
 from bertkit.data.formats.hub import load_hub
-from bertkit.system.hub import find_trouble
+from bertkit.system.hub import explain_trouble
 from bertkit.tasks import TASKS
 from bertkit.training.recipe import Recipe, merge, read_recipe, save_recipe
 from bertkit.training.reproduce import compare_environments, compare_runs, reproduce
@@ -133,7 +133,7 @@ def test_what_was_read_from_the_hub_is_read_again_at_its_commits(hub, tmp_path, 
         reviews.append(Repo(files={path.name: path.read_bytes() for path in tables}))
     hub.repos |= {"ada/bert": models[0], "datasets/ada/reviews": reviews[1]}
     reviews[1].tags["v1"] = reviews[0]
-    find_trouble.cache_clear()
+    explain_trouble.cache_clear()
     data = {"dir": "ada/reviews@v1", "text": ["title", "body"], "label": ["stars"], "max_length": 40}
     recipe = {"checkpoint": "ada/bert", "batch_size": 8, "data": data, "train": {"max_steps": 2}}
     run(Recipe.make(TASKS["classify"], recipe), output=tmp_path / "run")
@@ -153,8 +153,8 @@ def test_what_was_read_from_the_hub_is_read_again_at_its_commits(hub, tmp_path, 
     for change in ({"checkpoint": "ada/bert@v9"}, {"data": {"dir": "ada/reviews@v9"}}):
         with refused():
             run(Recipe.make(TASKS["classify"], merge(recipe, change)), output=tmp_path / "other")
-    monkeypatch.setattr("bertkit.data.formats.hub.find_hub_trouble", lambda *_: "the Hub cannot be reached")
+    monkeypatch.setattr("bertkit.data.formats.hub.explain_hub_trouble", lambda *_: "the Hub cannot be reached")
     assert len(load_hub(f"ada/reviews@{commits['datasets/ada/reviews']}")["train"]) == 72, "the copy in the cache"
     with refused():
         load_hub(f"ada/reviews@{'0' * 40}")
-    find_trouble.cache_clear()
+    explain_trouble.cache_clear()

@@ -133,7 +133,7 @@ def test_a_seed_changes_nothing_and_keys_of_a_training_are_named(root, tmp_path)
     assert line.startswith("the solved head is not better than TF-IDF: ")
     assert line.endswith("(-20.0 to 0.0)"), "nothing is known to be better"
     assert not any("train.seed" in line for line in list_commands(CLASSIFICATION, tmp_path, make_recipe(root, "stars")))
-    assert "not forecast for a frozen encoder" in costs.find_costs(make_recipe(root, "stars"))
+    assert "not forecast for a frozen encoder" in costs.measure_costs(make_recipe(root, "stars"))
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])

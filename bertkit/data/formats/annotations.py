@@ -61,7 +61,7 @@ Marked = tuple[int, dict[str, str], list[MarkedSpan]] | str  # row, its other ce
 
 def read_exports(source: str, read: Reader, report: Report, needs_train: bool = True) -> dict[str, Columns]:
     """Read the splits of tables or exports, as `read_splits` does, or of brat's documents; `read` reads tables."""
-    if documents := find_brat(source):
+    if documents := list_brat_files(source):
         if needs_train and "train" not in documents:
             raise UsageError(f"{source} has no .ann files of the split train; give some")
         return {split: _read_brat(source, paths, report) for split, paths in documents.items()}
@@ -115,7 +115,7 @@ def keep_accepted(rows: Columns, learned: Collection[str], report: Report) -> Co
     return accepted
 
 
-def find_brat(source: str) -> dict[str, list[Path]]:
+def list_brat_files(source: str) -> dict[str, list[Path]]:
     """Return the .ann files of each split; those outside folders or files with the name of a split are train's."""
     root = Path(source)
     if root.suffix == ".ann" and root.is_file():

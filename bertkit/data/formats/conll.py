@@ -15,8 +15,8 @@ from pathlib import Path
 
 from bertkit.data.formats.entities import gather_sentences, read_entities
 from bertkit.data.formats.hub import load_splits
-from bertkit.data.formats.line import AGAIN, ENCODINGS, UTF8, find_encoding, read_lines
-from bertkit.data.formats.rows import convert_dataset, find_column
+from bertkit.data.formats.line import AGAIN, ENCODINGS, UTF8, detect_encoding, read_lines
+from bertkit.data.formats.rows import convert_dataset, locate_column
 from bertkit.data.formats.webanno import is_webanno, read_webanno
 from bertkit.data.tagging import TaggedText
 from bertkit.data.tags import ENTITIES, TAG, check_tag, choose_scheme
@@ -49,7 +49,7 @@ NER_HUB_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
 # --- Files ------------------------------------------------------------------------------------------------------------
 
 
-def find_conll(folder: str | Path, report: Report = ignore) -> dict[str, Path]:
+def list_conll_files(folder: str | Path, report: Report = ignore) -> dict[str, Path]:
     """Find the file of each split in a folder, or in a folder in it, by the first names of NER_FILES that are there.
 
     The test file may be missing, and the dev file too unless the files have CoNLL-2003's names.
@@ -101,7 +101,7 @@ def read_conll(
     label = label.upper()
     if is_conllu and not label:
         label = "UPOS"
-    found = find_encoding(path, encoding)
+    found = detect_encoding(path, encoding)
     if found != UTF8 and not encoding:
         report(f"{path}: {ENCODINGS[found]}")
     lines = list(read_lines(path, found))
@@ -109,7 +109,7 @@ def read_conll(
     word = int(is_conllu or _is_numbered(rows))
     rows = rows if word else _divide(lines)
     names = CONLLU_COLUMNS if is_conllu else [str(number + 1) for number in range(max(map(len, rows), default=0))]
-    column = find_column(str(path), names, label, "give one of them with --label") if label else -1
+    column = locate_column(str(path), names, label, "give one of them with --label") if label else -1
     if word and not label:
         # GermEval has the inner tags of nested entities behind those of its entities.
         are_tags = all(TAG.fullmatch(x[2]) for x in rows if x and x[0] != DOCSTART)

@@ -13,7 +13,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bertkit.data.formats.rows import CHUNK_ROWS, FEATURES, check_names, find_classes, walk_batches
+from bertkit.data.formats.rows import CHUNK_ROWS, FEATURES, check_names, read_class_names, walk_batches
 from bertkit.errors import UsageError, as_usage_error
 from bertkit.system.files import atomic_open
 
@@ -87,7 +87,7 @@ def write_tables(tables: Mapping[str, pa.Table | Path], folder: Path) -> None:
         part = files.pop(path.name, None)
         if isinstance(part, pa.Table):  # another version may write it in other bytes
             before, now = pq.read_table(path), pq.read_table(pa.BufferReader(pack(part)))
-            is_equal = pack(before) == pack(now) and find_classes(before.schema) == find_classes(part.schema)
+            is_equal = pack(before) == pack(now) and read_class_names(before.schema) == read_class_names(part.schema)
         else:
             is_equal = path.read_bytes() == part
         if not is_equal:

@@ -81,7 +81,7 @@ def read_entities(
     words is extended to them in the tags, but not in the entities; such spans are counted and reported.
     """
     names = rows.table.column_names
-    given, marked = find_columns(names, label)
+    given, marked = select_columns(names, label)
     if not given:
         listed = ", ".join(map(repr, names[:MOST_NAMES]))
         raise UsageError(f"{rows.source} has the columns {listed}; expected tokens and ner_tags, or text and spans")
@@ -142,7 +142,7 @@ def gather_sentences(
 
 def drop_unmarked(rows: Columns, report: Report, label: str = "") -> Columns:
     """Return the rows that have tags or spans, or all if none has; the others are counted and reported."""
-    _, marked = find_columns(rows.table.column_names, label)
+    _, marked = select_columns(rows.table.column_names, label)
     has_marks = np.array([bool(cell) for cell in rows.table.column(marked).to_pylist()] if marked else [])
     if not has_marks.any() or has_marks.all():
         return rows
@@ -151,7 +151,7 @@ def drop_unmarked(rows: Columns, report: Report, label: str = "") -> Columns:
     return rows.take(np.flatnonzero(has_marks))
 
 
-def find_columns(names: Container[str], label: str = "") -> tuple[str, str]:
+def select_columns(names: Container[str], label: str = "") -> tuple[str, str]:
     """Return the columns of words and tags, or of a text and its spans, if there are both; "" for a missing one."""
     forms = [(name, TAG_COLUMNS) for name in WORD_COLUMNS] + [(TEXT_COLUMN, SPAN_COLUMNS)]
     usual = ((given, [label] if label else marks) for given, marks in forms if given in names)

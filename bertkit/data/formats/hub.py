@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from bertkit.data.formats.line import FILE_REMEDY
 from bertkit.errors import UsageError, join_lines
-from bertkit.system.hub import PINNED, READ, find_dataset, find_hub_trouble
+from bertkit.system.hub import PINNED, READ, explain_hub_trouble, parse_dataset
 
 if TYPE_CHECKING:
     import datasets
@@ -30,11 +30,11 @@ def load_hub(source: str, remedy: str = FILE_REMEDY) -> "datasets.DatasetDict":
 
     Its commit is noted in `READ`.
     """
-    if (found := find_dataset(source)) is None:
+    if (found := parse_dataset(source)) is None:
         raise UsageError(f"{source!r} does not exist; {remedy}")
     name, config, revision = found
     revision = PINNED.get(f"datasets/{name}") or revision
-    trouble = find_hub_trouble(name, "dataset", revision)
+    trouble = explain_hub_trouble(name, "dataset", revision)
     try:
         import datasets
         from datasets.packaged_modules.cache.cache import Cache

@@ -71,7 +71,7 @@ def is_marked(path: Path) -> bool:
         return stream.read(3).startswith(BYTE_ORDER_MARKS)
 
 
-def find_encoding(path: Path, given: str = "", may_be_western: bool = True) -> str:
+def detect_encoding(path: Path, given: str = "", may_be_western: bool = True) -> str:
     """Return the encoding of a file: UTF-8, UTF-16, or cp1252 if all of it can be Western European text in that.
 
     Args:
@@ -113,7 +113,7 @@ def walk_lines(stream: BinaryIO, encoding: str = UTF8) -> Iterator[str | UsageEr
     text = io.TextIOWrapper(stream, encoding, "surrogateescape", newline="\n")
     try:
         for line in text:
-            fault = "" if line.isascii() and "\0" not in line else find_fault(line, encoding)
+            fault = "" if line.isascii() and "\0" not in line else explain_fault(line, encoding)
             yield UsageError(fault) if fault else line
     except UnicodeError as error:
         yield UsageError(f"is not {encoding} ({join_lines(error)}); the lines after it are not read")
@@ -122,7 +122,7 @@ def walk_lines(stream: BinaryIO, encoding: str = UTF8) -> Iterator[str | UsageEr
             text.detach()
 
 
-def find_fault(text: str, encoding: str = UTF8) -> str:
+def explain_fault(text: str, encoding: str = UTF8) -> str:
     """Return why a line is not text, or ""; bytes that are not in its encoding have become surrogates."""
     if "\0" in text:
         advice = "give text in UTF-8, from UTF-16 with iconv -f utf-16 -t utf-8"
@@ -199,7 +199,7 @@ def split_rows(lines: Iterator[tuple[int, str | UsageError]], separator: str, is
             yield before + 1, cells
 
 
-def find_separator(lines: Iterable[str | UsageError], usual: str, given: str = "") -> str:
+def detect_separator(lines: Iterable[str | UsageError], usual: str, given: str = "") -> str:
     """Return the separator with which the header and the first rows have the same number of cells, the most of them.
 
     Where there is none, it is the usual one or, if that is not in the header, another one that is.

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from bertkit.data.formats.hub import load_splits
 from bertkit.data.formats.line import FILE_REMEDY, LONGEST_QUOTED, raise_errors, split_rows, walk_file
-from bertkit.data.formats.rows import Columns, convert_dataset, find_column, gather, name_cells
+from bertkit.data.formats.rows import Columns, convert_dataset, gather, locate_column, name_cells
 from bertkit.errors import UsageError
 from bertkit.system.progress import Report, ignore
 
@@ -75,7 +75,7 @@ def read_hub(
     tables = {}
     for split, source, rows in load_splits(name, config, splits, optional):
         for column in columns.values():
-            find_column(source, rows.column_names, column, FILE_REMEDY)
+            locate_column(source, rows.column_names, column, FILE_REMEDY)
         found = pick_columns(convert_dataset(source, rows.select_columns([*columns.values()])), columns)
         others = [new for new, old in columns.items() if rows.features[old].dtype != "string"]
         empty = [new for new in others if {*found.find(new).unique().to_pylist()} <= {"", "-1", "-1.0"}]
@@ -86,7 +86,7 @@ def read_hub(
 def pick_columns(rows: Columns, columns: Mapping[str, str]) -> Columns:
     """Return some columns of texts; `columns` maps the wanted names to those in the table."""
     for name in columns.values():
-        find_column(rows.source, rows.table.column_names, name, NAME_REMEDY)
+        locate_column(rows.source, rows.table.column_names, name, NAME_REMEDY)
     return replace(rows, table=pa.table({new: rows.find(old) for new, old in columns.items()}), classes={})
 
 

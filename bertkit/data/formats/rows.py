@@ -34,8 +34,8 @@ from bertkit.data.formats.line import (
     ROW,
     UTF8,
     Rows,
-    find_encoding,
-    find_separator,
+    detect_encoding,
+    detect_separator,
     is_quoted,
     make_text,
     open_file,
@@ -70,7 +70,7 @@ Input = str | Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Line:
+class LocatedInput:
     """The value of a line or row, or the error in it, and its origin: file and number from 1."""
 
     value: Input | UsageError
@@ -116,7 +116,7 @@ class Columns:
 
     def find(self, name: str) -> pa.ChunkedArray:
         """Return a column of texts or of lists of texts; an absent one or one of the `faults` is a UsageError."""
-        column = find_column(self.source, self.table.column_names, name, "name one of its columns")
+        column = locate_column(self.source, self.table.column_names, name, "name one of its columns")
         if name in self.faults:
             raise UsageError(f"{self.source}: {name[:LONGEST_QUOTED]!r} {FLAT}")
         return self.table.column(column)
@@ -128,7 +128,7 @@ class Columns:
                 yield row | {name: msgspec.json.decode(row[name] or "[]") for name in decoded}
 
 
-def find_column(source: str, names: Sequence[str], wanted: str, remedy: str) -> int:
+def locate_column(source: str, names: Sequence[str], wanted: str, remedy: str) -> int:
     """Return the index of a column in `names`."""
     if wanted in names:
         return names.index(wanted)
@@ -204,7 +204,7 @@ def _match_splits(source: str, stems: Mapping[str, str], needs_train: bool) -> d
     return matched
 
 
-def find_suffix(source: str | Path, allowed: Sequence[str] = SUFFIXES) -> str:
+def check_suffix(source: str | Path, allowed: Sequence[str] = SUFFIXES) -> str:
     """Return the suffix that decides the format of a file; another than those allowed is a UsageError."""
     suffix = Path(str(source).removesuffix(".gz")).suffix
     if suffix not in allowed or str(source).endswith((".parquet.gz", ".xlsx.gz")):
@@ -222,7 +222,7 @@ def read_columns(path: Path, **reading: Any) -> Columns:
     Args:
         reading: `sep`, `encoding` and `report` of `walk_rows`.
     """
-    kind, source = find_suffix(path), str(path)
+    kind, source = check_suffix(path), str(path)
     if kind == ".parquet":
         with open_parquet(path) as file:
             return convert(source, file.schema_arrow, file.iter_batches(CHUNK_ROWS))
@@ -282,7 +282,7 @@ def write_values(source: str, rows: Rows, unit: str, classes: Mapping[str, Seque
 # --- rows for prediction
 
 
-def read_inputs(source: str, columns: Sequence[str] = (), **reading: Any) -> Iterator[Line]:
+def read_inputs(source: str, columns: Sequence[str] = (), **reading: Any) -> Iterator[LocatedInput]:
     """Yield the inputs of a file or of standard input, read lazily.
 
     The suffix decides the format. On standard input, a line that begins with { or " is JSON, any other line is a text.
@@ -296,20 +296,20 @@ def read_inputs(source: str, columns: Sequence[str] = (), **reading: Any) -> Ite
         for number, line in enumerate(walk_lines(sys.stdin.buffer), 1):
             text = line if isinstance(line, UsageError) else line.rstrip("\r\n")
             is_json = isinstance(text, str) and text.lstrip()[:1] in ("{", '"')
-            yield Line(parse_line(text) if is_json else text, f"standard input, line {number}")
+            yield LocatedInput(parse_line(text) if is_json else text, f"standard input, line {number}")
         return
-    kind, texts = find_suffix(source, tuple(UNITS)), {}
+    kind, texts = check_suffix(source, tuple(UNITS)), {}
     for number, row in walk_rows(Path(source), columns=columns, decoder=INPUT, **reading):
         if isinstance(row, dict) and kind not in COLUMN_SUFFIXES:  # a row without a text has empty ones, as in a table
             texts |= {name: "" for name, value in row.items() if isinstance(value, str)}
             row = row if any(isinstance(value, str | list | dict) for value in row.values()) else texts | row
-        yield Line(row, f"{source}, {UNITS[kind]} {number}", kind in COLUMN_SUFFIXES)
+        yield LocatedInput(row, f"{source}, {UNITS[kind]} {number}", kind in COLUMN_SUFFIXES)
 
 
 def check_source(source: str) -> None:
     """Check that the input is standard input or a file with a known suffix."""
     if Path(source).is_file():
-        find_suffix(source, tuple(UNITS))
+        check_suffix(source, tuple(UNITS))
     elif source != STDIN:
         check_access(source)
         found = f"{source} is a folder" if Path(source).is_dir() else f"there is no file {source}"
@@ -348,18 +348,18 @@ def walk_rows(
         report: Receives a line about a form that is not the usual one.
         columns: Columns that a table must have.
     """
-    kind, notes = find_suffix(path, tuple(UNITS)), []
+    kind, notes = check_suffix(path, tuple(UNITS)), []
     if kind == ".parquet":
         return _parse(_walk_parquet(path, columns), decoder)
     if kind == ".xlsx":
         return name_cells(path, walk_sheet(path, notes), columns, notes=notes, report=report)
-    found = find_encoding(path, encoding, may_be_western=kind not in (".jsonl", ".json"))
+    found = detect_encoding(path, encoding, may_be_western=kind not in (".jsonl", ".json"))
     if not encoding and found != UTF8:
         notes.append(ENCODINGS[found])
     lines = enumerate(walk_file(path, found), 1)
     if kind in COLUMN_SUFFIXES:
         usual = "\t" if kind == ".tsv" else ","
-        mark = find_separator(walk_file(path, found), usual, sep)
+        mark = detect_separator(walk_file(path, found), usual, sep)
         if mark not in (usual, sep):
             notes.insert(0, "cells separated by tabs" if mark == "\t" else f'cells separated by "{mark}"')
         is_plain = mark == "\t" and not is_quoted(walk_file(path, found))
@@ -409,7 +409,7 @@ def name_cells(
         report(f"{path}: {', '.join(notes)}")
     check_names(origin, names[first:])
     for name in columns:
-        find_column(str(path), names, name, remedy)
+        locate_column(str(path), names, name, remedy)
     for number, cells in rows:
         if isinstance(cells, UsageError):
             yield number, cells
@@ -445,7 +445,7 @@ def _walk_parquet(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, byt
     with open_parquet(path) as file:
         check_names(str(path), file.schema_arrow.names)
         for name in columns:
-            find_column(str(path), file.schema_arrow.names, name, TEXT_REMEDY)
+            locate_column(str(path), file.schema_arrow.names, name, TEXT_REMEDY)
         for number, row in enumerate(walk_batches(file.iter_batches(CHUNK_ROWS)), 1):
             yield number, msgspec.json.encode(row, enc_hook=str)
 
@@ -459,7 +459,7 @@ def convert_dataset(source: str, rows: Any) -> Columns:
 def convert(source: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Columns:
     """Convert columns of any types to texts; class labels become their names."""
     check_names(source, schema.names)
-    classes = find_classes(schema)
+    classes = read_class_names(schema)
     return write_values(source, enumerate(walk_batches(batches, classes), 1), "row", classes)
 
 
@@ -489,7 +489,7 @@ def walk_batches(
         yield from (dict(zip(batch.schema.names, row, strict=True)) for row in zip(*columns, strict=True))
 
 
-def find_classes(schema: pa.Schema) -> dict[str, list[str]]:
+def read_class_names(schema: pa.Schema) -> dict[str, list[str]]:
     """Return column -> names of the class labels of `datasets` in it or in its lists."""
     classes = {}
     wrong = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError, TypeError, AttributeError)

@@ -19,14 +19,14 @@ import msgspec
 import pyarrow as pa
 from msgspec import Meta, Raw, Struct
 
-from bertkit.data.formats.entities import TEXT_COLUMN, find_columns, read_spans
+from bertkit.data.formats.entities import TEXT_COLUMN, read_spans, select_columns
 from bertkit.data.formats.hub import load_splits
 from bertkit.data.formats.line import AGAIN, LONGEST_QUOTED, Parsed, explain_form, read_json
 from bertkit.data.formats.rows import (
     TEXT,
     Columns,
     convert_dataset,
-    find_column,
+    locate_column,
     read_columns,
     read_splits,
     write_values,
@@ -205,7 +205,7 @@ def _read_own(read: Callable[[Path], Columns], path: Path) -> Columns:
 def _take_spans(rows: Columns) -> Columns:
     """Return a table whose spans of a text answer its question with `context` and `answers`; any other as it is."""
     names = rows.table.column_names
-    given, marked = find_columns(names)
+    given, marked = select_columns(names)
     if given != TEXT_COLUMN or not marked or {"question", "context", "answers"} & {*names} != {"question"}:
         return rows
     answers = []
@@ -233,7 +233,7 @@ def _gather(split: str, parts: Sequence[Columns], version: int | None, group: st
     names: Counter[str] = Counter()
     for part in parts:
         for name in needed:
-            find_column(part.source, part.table.column_names, name, "name the columns question, context and answers")
+            locate_column(part.source, part.table.column_names, name, "name the columns question, context and answers")
         for name in ("question", "context", *([group] if group else [])):
             part.find(name)  # refuses objects, which answers may be
         for row, cells in enumerate(part.walk()):
@@ -256,7 +256,7 @@ def _read_answers(cells: Mapping[str, str], context: str, origin: str, version: 
     if isinstance(found, AnswerLists):
         found = map(SquadAnswer, found.text, found.answer_start)
     answers = [(one.text, one.answer_start) for one in found if one.text.strip()]  # "" is how some write no answer
-    answers = [(text, find_only(context, text) if start in (None, -1) else start) for text, start in answers]
+    answers = [(text, locate_only(context, text) if start in (None, -1) else start) for text, start in answers]
     is_impossible = cells.get("is_impossible", "").lower() in ("true", "1")
     if version == 1 and (is_impossible or not answers):
         trouble = "is impossible" if is_impossible else "has no answer"
@@ -264,7 +264,7 @@ def _read_answers(cells: Mapping[str, str], context: str, origin: str, version: 
     return answers
 
 
-def find_only(context: str, text: str) -> int:
+def locate_only(context: str, text: str) -> int:
     """Return where a text begins in the context; -1 if it is empty or does not occur exactly once."""
     first = context.find(text) if text else -1
     return first if context.find(text, first + 1) == -1 else -1

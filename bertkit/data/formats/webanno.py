@@ -13,7 +13,7 @@ from itertools import groupby
 from pathlib import Path
 
 from bertkit.data.formats.entities import TAG_COLUMNS, WORD_COLUMNS
-from bertkit.data.formats.line import AGAIN, LONGEST_QUOTED, find_encoding, read_lines, walk_file
+from bertkit.data.formats.line import AGAIN, LONGEST_QUOTED, detect_encoding, read_lines, walk_file
 from bertkit.data.formats.rows import Columns, write_values
 from bertkit.errors import UsageError
 from bertkit.system.progress import Report
@@ -40,7 +40,7 @@ def read_webanno(path: Path, report: Report) -> Columns:
     features: list[str] = []
     words: list[tuple[int, tuple[str, int], list[str]]] = []  # line, sentence, cells
     parts = breaks = 0
-    for number, line in enumerate(read_lines(path, find_encoding(path)), 1):
+    for number, line in enumerate(read_lines(path, detect_encoding(path)), 1):
         if line.startswith("#T_"):
             layer, *names = line.split("|")
             features += [f"{layer}|{name}" for name in names]

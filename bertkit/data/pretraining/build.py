@@ -62,7 +62,7 @@ from bertkit.data.pretraining.store import (
     write_shard,
 )
 from bertkit.data.pretraining.tokenize import TokenizedCorpus, choose_dtype, tokenize_part
-from bertkit.data.tokenizer import TOKENIZER_FILES, CachedTokenizer, find_backend, save_tokenizer
+from bertkit.data.tokenizer import TOKENIZER_FILES, CachedTokenizer, get_backend, save_tokenizer
 from bertkit.errors import LONGEST_REASON, UsageError, explain_disk_error, join_lines, pluralize
 from bertkit.system.cluster import join_cluster
 from bertkit.system.differences import refuse_other
@@ -105,13 +105,13 @@ def build(
     """
     if deduplicate not in DEDUPLICATE:
         raise UsageError(f"deduplicate is {deduplicate!r}, expected documents or lines; correct it or leave it out")
-    backend = find_backend(tokenizer, "a built corpus").to_str()
+    backend = get_backend(tokenizer, "a built corpus").to_str()
     output, pieces = Path(output), cut_sources(sources, PIECE_BYTES)
     reading = {"split_sentences": split_sentences, "language": language}
     options = reading | {"deduplicate": deduplicate} | ({"passages": True} if passages else {})  # none in old records
     asked = describe_build(sources, pieces, backend, options)
     with hold_directory(output), explain_disk_error(output):
-        if (finished := find_finished(output, asked, report)) is not None:
+        if (finished := read_finished(output, asked, report)) is not None:
             return finished
         write_json(asked, output / RECORD)
         (output / MANIFEST).unlink(missing_ok=True)  # after the record: one of them tells what the directory is
@@ -149,7 +149,7 @@ def describe_build(
 # --- The directory ----------------------------------------------------------------------------------------------------
 
 
-def find_finished(output: Path, asked: Mapping[str, Any], report: Report) -> dict[str, Any] | None:
+def read_finished(output: Path, asked: Mapping[str, Any], report: Report) -> dict[str, Any] | None:
     """Return the statistics of a finished and undamaged corpus, or None if work remains."""
     if (output / RECORD).exists() or is_corpus(output):
         has_begun = is_corpus(output) or any(any((output / name).glob("[!.]*")) for name in (SHARDS, PART_FOLDER))

@@ -46,14 +46,14 @@ def plan_pairs(
     """
     pairing = Pairing(corpus, max_length, seed, copy, short_seq_prob)
     if corpus.directory is None:
-        return pairing, pairing.find_chunks()
+        return pairing, pairing.locate_chunks()
     index = next(corpus.directory.glob(f"{CORPUS_INDEX}-*")).stem  # the name holds the checksum of the corpus
     documents = zlib.crc32(corpus.document_ends, zlib.crc32(corpus.document_starts))
     name = f"{PLAN_VERSION}-{index}-{documents:08x}-{max_length}-{short_seq_prob}-{seed}-{copy}.npy"
     path = corpus.directory / PLAN_FOLDER / name
     with suppress(OSError, ValueError, EOFError):  # missing or truncated
         return pairing, np.load(path, mmap_mode="r")
-    chunks = pairing.find_chunks()
+    chunks = pairing.locate_chunks()
     with suppress(OSError):  # a full or read-only disk
         path.parent.mkdir(exist_ok=True)
         with atomic_open(path, "wb") as stream:

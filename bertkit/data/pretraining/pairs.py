@@ -44,7 +44,7 @@ class Pairing:
         """Maximum number of tokens of both segments together."""
         return self.max_length - SPECIAL_TOKENS_OF_PAIR
 
-    def find_chunks(self) -> np.ndarray:
+    def locate_chunks(self) -> np.ndarray:
         """Return (P,) the first sentence of each chunk, in the order of the corpus; each chunk gives one pair.
 
         The data type is uint32, or int64 for a corpus of more than 4 billion sentences.
@@ -60,7 +60,7 @@ class Pairing:
         return np.concatenate(chunks)
 
     def _find_in_block(self, documents: np.ndarray) -> np.ndarray:
-        """Find the chunks of some consecutive documents, as `find_chunks` does."""
+        """Find the chunks of some consecutive documents, as `locate_chunks` does."""
         starts, ends = self.corpus.document_starts[documents], self.corpus.document_ends[documents]
         sizes = ends - starts
         owner = np.repeat(np.arange(len(documents)), sizes)  # (S,) of this block
@@ -83,7 +83,7 @@ class Pairing:
         return keys, np.where(short, 2 + draw_below(keys, SHORT_LENGTH, self.budget - 1), self.budget)
 
     def draw_pairs(self, chunks: np.ndarray) -> np.ndarray:
-        """Draw the pairs of chunks (P,), which are some of those of `find_chunks` in any order and integer type.
+        """Draw the pairs of chunks (P,), which are some of those of `locate_chunks` in any order and integer type.
 
         Returns:
             (P, 5) int64: a_start, a_stop, b_start, b_stop (token offsets) and random_next (0 or 1).

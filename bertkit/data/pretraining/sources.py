@@ -32,10 +32,10 @@ from typing import Any, BinaryIO, Literal
 
 import msgspec
 
-from bertkit.data.formats.line import UTF8, Parsed, explain_form, find_fault, open_file
+from bertkit.data.formats.line import UTF8, Parsed, explain_fault, explain_form, open_file
 from bertkit.data.pretraining.docstrings import Paragraphs, read_docs
 from bertkit.errors import UsageError, as_usage_error, check_access, join_lines, pluralize
-from bertkit.system.hub import find_hub_trouble, parse_hub_name
+from bertkit.system.hub import explain_hub_trouble, parse_hub_name
 from bertkit.system.progress import Report, ignore
 
 Document = list[str]  # the sentences of a document
@@ -359,7 +359,7 @@ def _cut_files(source: str, files: list[str], piece_bytes: int) -> list[Piece]:
 
     def find_group(item: tuple[str, int, int]) -> tuple[str, bool, int]:
         file, size, before = item
-        return find_kind(file), size > small, before // small
+        return detect_form(file), size > small, before // small
 
     pieces: list[Piece] = []
     for (kind, large, _), items in groupby(zip(files, sizes, accumulate(sizes, initial=0), strict=False), find_group):
@@ -375,7 +375,7 @@ def _cut_files(source: str, files: list[str], piece_bytes: int) -> list[Piece]:
     return pieces
 
 
-def find_kind(file: str) -> Literal["text", "jsonl", "wiki"]:
+def detect_form(file: str) -> Literal["text", "jsonl", "wiki"]:
     """Return the form of a file: by its suffix, else by its first lines, as WikiExtractor's files have none."""
     if file.endswith(JSONL_SUFFIXES):
         return "jsonl"
@@ -461,7 +461,7 @@ def _read_lines(path: str, start: int, parse: Callable[[str], Parsed]) -> Iterat
         for number, line in enumerate(stream, 1):
             try:
                 text = line.decode("utf-8" if offset else UTF8, "surrogateescape")
-                if fault := find_fault(text):
+                if fault := explain_fault(text):
                     raise UsageError(fault)
                 parsed = parse(text)
             except UsageError as error:
@@ -492,7 +492,7 @@ def _load_hub(source: str) -> Any:
     """Return the rows as an `IterableDataset` that has not begun to read."""
     name, config, revision = parse_hub_name(source)
     remedy = "give a text or JSONL file, a directory of them or docs instead"
-    if not (trouble := find_hub_trouble(name, "dataset", revision)):
+    if not (trouble := explain_hub_trouble(name, "dataset", revision)):
         import datasets
 
         # The default lock has a semaphore, about which Python warns where a worker process is ended.

@@ -50,7 +50,7 @@ def measure(corpus: TokenizedCorpus, unknown_id: int) -> dict[str, Any]:
         "unknown_rate": unknown / max(len(ids), 1),
         "sentence_tokens": describe(corpus.sentence_ends),
         "document_sentences": describe(corpus.document_ends),
-        "document_tokens": describe(corpus.find_tokens()[1]),
+        "document_tokens": describe(corpus.locate_tokens()[1]),
         "repeated": measure_repeats(corpus),
         "pairs": {str(length): measure_pairs(corpus, length) for length in PHASE_LENGTHS},
     }
@@ -79,8 +79,8 @@ def measure_repeats(corpus: TokenizedCorpus) -> dict[str, Any]:
     A line is a sentence of the corpus; lines of repeated documents count too.
     """
     found: dict[str, Any] = {}
-    for unit, ends in (("documents", corpus.find_tokens()[1]), ("lines", corpus.sentence_ends)):
-        repeated = find_repeats(hash_units(corpus.ids, ends))
+    for unit, ends in (("documents", corpus.locate_tokens()[1]), ("lines", corpus.sentence_ends)):
+        repeated = mark_repeats(hash_units(corpus.ids, ends))
         tokens = int(np.diff(ends, prepend=0)[repeated].sum())
         found[unit] = {"count": int(np.count_nonzero(repeated)), "token_share": tokens / max(len(corpus.ids), 1)}
     return found
@@ -92,10 +92,10 @@ def choose_kept(corpus: TokenizedCorpus, unit: Unit) -> np.ndarray:
     "documents" removes documents whose tokens occurred before. "lines" also removes each remaining sentence whose
     tokens occurred before.
     """
-    repeated = find_repeats(hash_units(corpus.ids, corpus.find_tokens()[1]))
+    repeated = mark_repeats(hash_units(corpus.ids, corpus.locate_tokens()[1]))
     kept = np.repeat(~repeated, np.diff(corpus.document_ends, prepend=0))
     if unit == "lines":
-        kept[kept] = ~find_repeats(hash_units(corpus.ids, corpus.sentence_ends)[kept])
+        kept[kept] = ~mark_repeats(hash_units(corpus.ids, corpus.sentence_ends)[kept])
     return kept
 
 
@@ -126,7 +126,7 @@ def hash_units(ids: Ids, ends: np.ndarray) -> np.ndarray:
     return draw_bits(hashes, np.diff(ends, prepend=0))
 
 
-def find_repeats(hashes: np.ndarray) -> np.ndarray:
+def mark_repeats(hashes: np.ndarray) -> np.ndarray:
     """Return (U,) bool, the units whose hash occurred before."""
     order = np.argsort(hashes, kind="stable")  # equal hashes stay in the order of the corpus
     ordered, repeated = hashes[order], np.zeros(len(hashes), bool)
@@ -140,7 +140,7 @@ def find_repeats(hashes: np.ndarray) -> np.ndarray:
 def measure_pairs(corpus: TokenizedCorpus, max_length: int) -> dict[str, Any]:
     """Return the number of pairs of copy 0 at this length, their share of padding, and of random next segments."""
     pairing = Pairing(corpus, max_length=max_length, seed=0)
-    chunks = pairing.find_chunks()
+    chunks = pairing.locate_chunks()
     tokens = random_next = 0
     for start in range(0, len(chunks), PAIRS_A_BLOCK):
         a_start, a_stop, b_start, b_stop, is_random = pairing.draw_pairs(chunks[start : start + PAIRS_A_BLOCK]).T

@@ -30,7 +30,7 @@ from bertkit.data.formats.line import read_json
 from bertkit.data.pretraining.sources import BUILT_FILES, BUILT_FOLDERS, is_built
 from bertkit.data.pretraining.tokenize import TokenizedCorpus
 from bertkit.errors import UsageError
-from bertkit.system.files import atomic_open, find_checksum, map_in_threads, take_fingerprint, write_json
+from bertkit.system.files import atomic_open, compute_checksum, map_in_threads, take_fingerprint, write_json
 from bertkit.system.progress import ignore
 
 RECORD, MANIFEST = BUILT_FILES
@@ -148,7 +148,7 @@ def write_manifest(directory: Path, names: Iterable[str], content: Mapping[str, 
     sizes = [path.stat().st_size for path in paths]
     files = {
         path.relative_to(directory).as_posix(): [size, f"{checksum:08x}"]
-        for path, size, checksum in zip(paths, sizes, map_in_threads(find_checksum, paths), strict=True)
+        for path, size, checksum in zip(paths, sizes, map_in_threads(compute_checksum, paths), strict=True)
     }
     write_json({**content, "files": files}, directory / MANIFEST)
 
@@ -188,7 +188,7 @@ def open_corpus(directory: str | Path, report: Callable[[str], None] = ignore, v
         found = path.stat().st_size if path.is_file() else -1
         if found != size:
             return "missing" if found < 0 else f"truncated or corrupted ({found:,} bytes, not {size:,})"
-        is_whole = not verify or f"{find_checksum(path):08x}" == checksum
+        is_whole = not verify or f"{compute_checksum(path):08x}" == checksum
         return "" if is_whole else "corrupted (its checksum differs)"
 
     for name, trouble in zip(files, map_in_threads(examine, list(files)), strict=True):
@@ -222,7 +222,7 @@ def list_shards(folder: Path, piece: int | None = None) -> dict[tuple[int, int],
 
 def proves_whole(path: Path) -> bool:
     """Return whether a file has the checksum in its name."""
-    return f"{find_checksum(path):08x}" == path.stem.rpartition("-")[2]
+    return f"{compute_checksum(path):08x}" == path.stem.rpartition("-")[2]
 
 
 def read_shard(path: Path) -> Shard:

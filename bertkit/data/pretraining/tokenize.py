@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bertkit.data.pretraining.sources import Document
-from bertkit.data.tokenizer import CachedTokenizer, find_words
+from bertkit.data.tokenizer import CachedTokenizer, get_cached_tokenizer
 from bertkit.errors import UsageError, pluralize
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class TokenizedCorpus:
         """The number of documents, D."""
         return len(self.document_ends)
 
-    def find_tokens(self) -> tuple[np.ndarray, np.ndarray]:
+    def locate_tokens(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the start and end offset of each document in tokens, (D,) int64 each."""
         return start_of(self.sentence_ends, self.document_starts), self.sentence_ends[self.document_ends - 1]
 
@@ -61,7 +61,7 @@ class TokenizedCorpus:
     def count_tokens(self, vocab_size: int) -> np.ndarray:
         """Return (V,) int64, how often each token occurs in the documents."""
         counts = np.zeros(vocab_size, np.int64)
-        starts, ends = self.find_tokens()
+        starts, ends = self.locate_tokens()
         # Adjacent documents are counted together.
         apart = starts[1:] != ends[:-1]
         first, last = np.append(True, apart)[: len(starts)], np.append(apart, True)[: len(starts)]
@@ -88,7 +88,7 @@ def tokenize_documents(documents: Iterable[Document], tokenizer: "BertTokenizerF
     A special token written out in the text, such as `[MASK]` in the documentation of tokenizers, is tokenized as
     ordinary text, as in the reference code; transformers would treat it as a mask.
     """
-    return tokenize_part(documents, find_words(tokenizer), choose_dtype(len(tokenizer)))[0]
+    return tokenize_part(documents, get_cached_tokenizer(tokenizer), choose_dtype(len(tokenizer)))[0]
 
 
 def tokenize_part(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bertkit.data.formats.conll import NER_CONFIG, NER_HUB, find_conll, read_conll, read_conll_copy
+from bertkit.data.formats.conll import NER_CONFIG, NER_HUB, list_conll_files, read_conll, read_conll_copy
 from tests.data.conftest import make_tagged, write
 from tests.official import write_conll
 
@@ -107,10 +107,10 @@ def test_the_files_of_a_folder(tmp_path, names):
         write(tmp_path / name, "a O\n")
     lines = []
     expected = dict(zip(("train", "dev", "test"), (tmp_path / name for name in names), strict=True))
-    assert find_conll(tmp_path, lines.append) == expected
+    assert list_conll_files(tmp_path, lines.append) == expected
     assert lines == []
     (tmp_path / names[2]).unlink()
-    assert list(find_conll(tmp_path, lines.append)) == ["train", "dev"]
+    assert list(list_conll_files(tmp_path, lines.append)) == ["train", "dev"]
     assert lines == [f"{tmp_path / names[2]} not found, skipping"]
 
 
@@ -118,12 +118,12 @@ def test_the_only_folder_in_a_folder_will_do(tmp_path, refused):
     write_conll(tmp_path / "ner" / "conll2003")
     (tmp_path / "ner" / "other").mkdir()
     write(tmp_path / "ner" / "README", "about")
-    assert find_conll(tmp_path / "ner")["dev"] == tmp_path / "ner" / "conll2003" / "eng.testa"
+    assert list_conll_files(tmp_path / "ner")["dev"] == tmp_path / "ner" / "conll2003" / "eng.testa"
     write_conll(tmp_path / "ner" / "wnut17")
     with refused():
-        find_conll(tmp_path / "ner")
+        list_conll_files(tmp_path / "ner")
     write_conll(tmp_path / "ner")
-    assert find_conll(tmp_path / "ner")["dev"] == tmp_path / "ner" / "eng.testa", "files of its own come first"
+    assert list_conll_files(tmp_path / "ner")["dev"] == tmp_path / "ner" / "eng.testa", "files of its own come first"
 
 
 def test_folders_that_will_not_do(tmp_path, refused):
@@ -131,7 +131,7 @@ def test_folders_that_will_not_do(tmp_path, refused):
     for prepare in (lambda: None, folder.mkdir, lambda: write(folder / "eng.train", "a O")):
         prepare()
         with refused():
-            find_conll(folder)
+            list_conll_files(folder)
 
 
 # --- The Hub

@@ -104,7 +104,7 @@ def test_copy_in_the_cache_does_where_the_hub_cannot(tmp_path, monkeypatch, refu
     cache = tmp_path / "cache"
     shutil.move(next((tmp_path / "glue").glob("mnli*")), cache / "nyu-mll___glue" / "mnli")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(cache))
-    monkeypatch.setattr(hub, "find_hub_trouble", lambda *_: "the Hub cannot be reached (ConnectError)")
+    monkeypatch.setattr(hub, "explain_hub_trouble", lambda *_: "the Hub cannot be reached (ConnectError)")
     monkeypatch.setattr(datasets, "load_dataset", lambda *_: pytest.fail("asked the Hub"))
     columns = {"first": "sentence1", "label": "label", "number": "score"}
     table = read_hub("nyu-mll/glue", "mnli", {"train": "train"}, columns)["train"]

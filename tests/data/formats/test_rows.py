@@ -347,7 +347,7 @@ def test_hub(served, monkeypatch, refused):
     assert show(splits["train"]) == REVIEWS
     assert splits["train"].lists == {"topics"}
     assert splits["dev"].locate(0) == "owner/name:small, valid, row 1"
-    monkeypatch.setattr(hub, "find_hub_trouble", lambda *_: "the Hub has no dataset 'owner/other'")
+    monkeypatch.setattr(hub, "explain_hub_trouble", lambda *_: "the Hub has no dataset 'owner/other'")
     with refused():
         read_splits("owner/other")
 

@@ -3,7 +3,7 @@
 import pytest
 
 from bertkit.data.formats.annotations import read_exports
-from bertkit.data.formats.conll import find_conll, read_conll
+from bertkit.data.formats.conll import list_conll_files, read_conll
 from bertkit.data.formats.entities import read_entities
 from bertkit.data.formats.rows import read_columns
 from bertkit.errors import UsageError
@@ -38,7 +38,7 @@ def test_a_folder_of_documents_is_named_and_can_be_joined(tmp_path):
     for name in ("one", "two"):
         write(tmp_path / f"{name}.txt" / "admin.tsv", HEADER + BODY)
     with pytest.raises(UsageError, match="has a TSV of WebAnno for each document; join them into one file"):
-        find_conll(tmp_path, print)
+        list_conll_files(tmp_path, print)
     joined = write(tmp_path / "all.tsv", 2 * (HEADER + BODY))
     sentences = read_conll(joined).sentences
     assert [list(sentence.words) for sentence in sentences] == 2 * WORDS

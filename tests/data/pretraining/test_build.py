@@ -22,7 +22,7 @@ from bertkit.data.pretraining.store import (
     read_shard,
 )
 from bertkit.data.pretraining.tokenize import tokenize_documents
-from bertkit.data.tokenizer import find_backend, load_tokenizer, make_tokenizer, train_tokenizer
+from bertkit.data.tokenizer import get_backend, load_tokenizer, make_tokenizer, train_tokenizer
 from bertkit.errors import UsageError
 from tests.corpora import drop_repeats, list_documents, list_finished, read_files, write_text
 
@@ -224,7 +224,7 @@ def test_a_ray_worker_needs_the_disk_of_the_corpus(text, tokenizer, tmp_path, mo
     shard.unlink()
     monkeypatch.chdir(tmp_path)
     (piece,) = cut_sources([text.name], 1 << 20)
-    backend = find_backend(tokenizer, "a test").to_str()
+    backend = get_backend(tokenizer, "a test").to_str()
     work = bertkit.data.pretraining.build.BuildWork(Path("made", SHARDS), backend, np.uint16, {}, 10**6)
     monkeypatch.chdir("/")
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")

@@ -21,8 +21,8 @@ def corpus(tmp_path):
 @pytest.fixture
 def made(monkeypatch):
     """Return the pairings whose chunks are found."""
-    found, find = [], Pairing.find_chunks
-    monkeypatch.setattr(Pairing, "find_chunks", lambda self: found.append(self) or find(self))
+    found, find = [], Pairing.locate_chunks
+    monkeypatch.setattr(Pairing, "locate_chunks", lambda self: found.append(self) or find(self))
     return found
 
 
@@ -41,7 +41,7 @@ def test_each_plan_is_made_once_and_mapped(corpus, made):
         found = plan(*given)
         np.testing.assert_array_equal(found, expected)
         assert (found.dtype, isinstance(found, np.memmap)) == (np.uint32, True)
-        np.testing.assert_array_equal(found, Pairing(*given).find_chunks())
+        np.testing.assert_array_equal(found, Pairing(*given).locate_chunks())
     assert len(made) == 2 * len(options)  # half of them were for comparison
     assert len(list((corpus.directory / PLAN_FOLDER).iterdir())) == len(options)
 
@@ -52,7 +52,7 @@ def test_a_corpus_that_was_built_anew_has_plans_of_its_own(corpus):
     (corpus.directory / "index-00000001.safetensors").rename(corpus.directory / "index-00000002.safetensors")
     sentence_ends = np.cumsum(np.random.default_rng(1).integers(1, 20, 300))
     other = replace(corpus, ids=np.arange(sentence_ends[-1]), sentence_ends=sentence_ends)
-    np.testing.assert_array_equal(plan(other, 32, 1, 0, 0.1), Pairing(other, 32, 1, 0, 0.1).find_chunks())
+    np.testing.assert_array_equal(plan(other, 32, 1, 0, 0.1), Pairing(other, 32, 1, 0, 0.1).locate_chunks())
 
 
 @pytest.mark.parametrize("damage", [lambda content: content[:-4], lambda content: b""])
@@ -65,7 +65,7 @@ def test_a_truncated_plan_is_made_anew(corpus, damage):
 
 
 def test_in_memory_or_where_nothing_can_be_written_the_plan_stays_in_memory(corpus, monkeypatch):
-    expected = Pairing(corpus, 32, 1, 0, 0.1).find_chunks()
+    expected = Pairing(corpus, 32, 1, 0, 0.1).locate_chunks()
     np.testing.assert_array_equal(plan(replace(corpus, directory=None), 32, 1, 0, 0.1), expected)
     assert not (corpus.directory / PLAN_FOLDER).exists()
 

@@ -113,7 +113,7 @@ def random_lengths(documents: int, sentences: int, mean: int, seed: int = 0) -> 
 
 def draw_all(corpus: TokenizedCorpus, **options: float) -> np.ndarray:
     pairing = Pairing(corpus, **options)
-    return pairing.draw_pairs(pairing.find_chunks())
+    return pairing.draw_pairs(pairing.locate_chunks())
 
 
 sentence_lengths = st.integers(1, 12) | st.integers(1, 300)
@@ -136,7 +136,7 @@ def test_pairs_are_those_of_the_reference_algorithm(lengths, max_length, short_s
 def test_a_pair_is_drawn_from_the_sentence_that_its_chunk_begins_with(lengths, max_length, data):
     """Only this is stored of a pair; any pairs in any order equal those of the whole plan."""
     pairing = Pairing(corpus_of(lengths), max_length=max_length, seed=3, copy=2)
-    chunks = pairing.find_chunks()
+    chunks = pairing.locate_chunks()
     whole = pairing.draw_pairs(chunks)
     assert (np.diff(chunks) > 0).all()
     some = data.draw(st.lists(st.integers(0, len(chunks) - 1), min_size=1, max_size=5))
@@ -149,7 +149,7 @@ def test_documents_that_are_left_out_are_as_good_as_absent(lengths, max_length, 
     chosen[:2] = True
     corpus = corpus_of(lengths).select(chosen)
     apart = corpus_of([document for document, kept in zip(lengths, chosen, strict=True) if kept])
-    ids = np.concatenate([corpus.ids[a:b] for a, b in zip(*corpus.find_tokens(), strict=True)])  # those of `apart`
+    ids = np.concatenate([corpus.ids[a:b] for a, b in zip(*corpus.locate_tokens(), strict=True)])  # those of `apart`
     plan, expected = (draw_all(which, max_length=max_length, seed=3) for which in (corpus, apart))
     for ours, other in zip(plan.tolist(), expected.tolist(), strict=True):
         assert list(range(*ours[:2])) == ids[slice(*other[:2])].tolist()

@@ -26,7 +26,7 @@ from bertkit.data.pretraining.sources import (
     split_paragraphs,
 )
 from bertkit.errors import UsageError
-from bertkit.system.hub import find_hub_trouble
+from bertkit.system.hub import explain_hub_trouble
 from tests.data.conftest import write
 
 TEXT = "My dog is hairy. He barks!\nA second paragraph.\n\nAnother document.\n"
@@ -125,7 +125,7 @@ def test_a_bad_file_is_one_line(tmp_path, name, refused):
 @pytest.mark.parametrize("source", ["", "missing.txt", "./missing", "~nobody-at-all/a", "a/b/c", "x.jsonl", "a b"])
 def test_missing_file_is_an_error_at_once_and_not_a_name_on_the_hub(source, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sources, "find_hub_trouble", lambda *_: pytest.fail("asked the Hub"))
+    monkeypatch.setattr(sources, "explain_hub_trouble", lambda *_: pytest.fail("asked the Hub"))
     with pytest.raises(UsageError, match="does not exist"):
         read_documents([source])
 
@@ -485,7 +485,7 @@ def test_trouble_with_the_hub_is_told_apart(monkeypatch, refused):
     ):
         info = Mock(side_effect=kind("two\nlines", response=response))
         monkeypatch.setattr(huggingface_hub.HfApi, "repo_info", info)
-        assert find_hub_trouble("owner/name", "model") == said
+        assert explain_hub_trouble("owner/name", "model") == said
     monkeypatch.setattr(huggingface_hub.HfApi, "repo_info", Mock(side_effect=errors.OfflineModeIsEnabled("offline")))
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: pytest.fail("datasets tries again for 23 seconds"))
     with refused():
@@ -498,7 +498,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, object]], shards
 
     sources._load_hub.cache_clear()
     load = Mock(return_value=datasets.Dataset.from_list(rows).to_iterable_dataset(num_shards=shards))
-    monkeypatch.setattr(sources, "find_hub_trouble", lambda *_: None)
+    monkeypatch.setattr(sources, "explain_hub_trouble", lambda *_: None)
     monkeypatch.setattr(datasets, "load_dataset", load)
     return load
 

@@ -99,7 +99,7 @@ def test_padding_is_that_of_the_planned_pairs(max_length):
     documents = [[[1] * draw.integers(1, 30) for _ in range(draw.integers(1, 20))] for _ in range(30)]
     corpus = make_corpus(documents)
     pairing = Pairing(corpus, max_length=max_length, seed=0)
-    pairs = pairing.draw_pairs(pairing.find_chunks())
+    pairs = pairing.draw_pairs(pairing.locate_chunks())
     tokens = (pairs[:, 1] - pairs[:, 0] + pairs[:, 3] - pairs[:, 2] + 3).sum()
     assert measure_pairs(corpus, max_length) == {
         "pairs": len(pairs),

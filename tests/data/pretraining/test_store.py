@@ -19,7 +19,7 @@ from bertkit.data.pretraining.store import (
     write_shard,
 )
 from bertkit.errors import UsageError
-from bertkit.system.files import find_checksum
+from bertkit.system.files import compute_checksum
 from tests.corpora import list_documents, make_corpus
 
 # Parts of documents of sentences of token ids; a part may be empty.
@@ -78,7 +78,7 @@ def test_a_slice_of_one_shard_is_a_view(made):
 def test_a_shard_is_a_safetensors_file_with_its_checksum_in_its_name(tmp_path):
     corpus = make_corpus([[[1, 2], [3]], [[4]]])
     path = write_shard(tmp_path, 7, 12, corpus, NOTE)
-    assert path.name == f"00007-0012-{find_checksum(path):08x}.safetensors"
+    assert path.name == f"00007-0012-{compute_checksum(path):08x}.safetensors"
     assert proves_whole(path)
     assert {name: array.tolist() for name, array in load_file(path).items()} == {
         "ids": [1, 2, 3, 4],

@@ -78,7 +78,7 @@ def test_a_selection_has_the_chosen_documents_and_their_counts(documents, data):
     assert list_documents(part) == kept
     assert part.ids is corpus.ids  # nothing is copied
     flat = [i for document in kept for sentence in document for i in sentence]
-    starts, ends = part.find_tokens()
+    starts, ends = part.locate_tokens()
     assert [part.ids[a:b].tolist() for a, b in zip(starts, ends, strict=True)] == [list(chain(*d)) for d in kept]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokenize, "TOKENS_A_BLOCK", data.draw(st.integers(1, 10)))

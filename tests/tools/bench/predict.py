@@ -18,7 +18,7 @@ import torch
 from transformers import pipeline
 
 from bertkit.inference.predictor import Predictor
-from bertkit.model.precision import DTYPES, choose_precision, find_device
+from bertkit.model.precision import DTYPES, choose_device, choose_precision
 from tests.tools.bench.measure import BERTKIT, Record, say, time_call
 from tests.tools.bench.model import SEED, SIZES, make_texts, write_classifier
 
@@ -59,7 +59,7 @@ def bench(given: argparse.Namespace, record: Record) -> None:
 
 def make_sides(run: str, texts: list[str], precision: str, export: str | None) -> dict[str, Any]:
     """Return the call of each side, this package's and the pipeline's first."""
-    predictor, device = Predictor(run, pairs=False, precision=precision), find_device()
+    predictor, device = Predictor(run, pairs=False, precision=precision), choose_device()
     stock = pipeline("text-classification", model=run, device=device, dtype=DTYPES.get(precision, torch.float32))
     options = {"truncation": True, "max_length": predictor.settings.max_length}
     sizes = (1, 8, 32) if device.type == "cpu" else (1, 8, 32, 128)

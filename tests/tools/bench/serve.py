@@ -30,7 +30,7 @@ from fastapi import Body, FastAPI
 from transformers import pipeline
 
 from bertkit.errors import UsageError
-from bertkit.inference.predictor import find_export
+from bertkit.inference.predictor import read_export_record
 from bertkit.model.precision import DTYPES, choose_precision
 from tests.tools.bench.measure import BERTKIT, Record, say
 from tests.tools.bench.model import SEED, SIZES, make_texts, write_classifier
@@ -63,7 +63,7 @@ def bench(given: argparse.Namespace, record: Record) -> None:
     """Measure serving."""
     with TemporaryDirectory() as folder, ExitStack() as servers:
         run = str(Path(given.run).absolute()) if given.run else write_classifier(folder, given.size)
-        exported = find_export(run)
+        exported = read_export_record(run)
         precision = exported.precision if exported else choose_precision("auto")
         sides = {}
         for name in [BERTKIT] if exported else SERVERS:

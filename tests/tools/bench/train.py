@@ -36,7 +36,7 @@ from transformers.masking_utils import flash_attention_mask
 from bertkit.data.sequences import IGNORED, collate
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
-from bertkit.model.precision import choose_precision, find_device
+from bertkit.model.precision import choose_device, choose_precision
 from bertkit.system.progress import ignore
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
@@ -97,7 +97,7 @@ def bench(given: argparse.Namespace, record: Record) -> None:
         for name, side in sides.items():
             say(f"  {name}: warm-up and memory")
             side.train(min(WARM_UP, given.updates))
-            memory[name] = measure_growth(partial(side.train, min(MEMORY, given.updates)), find_device())
+            memory[name] = measure_growth(partial(side.train, min(MEMORY, given.updates)), choose_device())
         tokens = sum(batch["attention_mask"].sum().item() for batch in training.load())
         record.facts |= {"updates": given.updates, "tokens per sequence": tokens / count, "memory": memory}
         title = f"Sequences of {given.task}"
@@ -261,7 +261,7 @@ def make_sides(training: Training, compiled: bool) -> dict[str, Side]:
     if not is_ordered:
         best, at_best = replace_values(plain, train={"train_sampling_strategy": "group_by_length"}), collate
         sides[SORTED] = Side(training, stock, best, collate)
-    if find_device().type == "cuda":
+    if choose_device().type == "cuda":
         kernel = methodcaller("set_attn_implementation", FLASH)
         sides |= try_side(FLASH, training, stock, kernel, best, collate)
     sides |= make_flattened(training, stock, plain)
