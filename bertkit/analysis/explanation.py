@@ -26,6 +26,7 @@ from bertkit.data.tagging import group_tokens
 from bertkit.data.tokenizer import get_pair_template
 from bertkit.errors import explain_missing, raise_first
 from bertkit.inference.predictor import Predictor, take_rows
+from bertkit.model.attention import name_kernel
 from bertkit.model.onnx import OnnxModel
 from bertkit.tasks.answers import Result
 from bertkit.tasks.option import TEXT_OPTIONS, list_defaults
@@ -162,7 +163,7 @@ class GradientPath:
 @contextmanager
 def use_padded_path(model: nn.Module) -> Iterator[None]:
     """Run a model without packing, as in stock BERT; cuDNN has no gradients of a BiLSTM in evaluation mode."""
-    usual = model.config._attn_implementation
+    usual = name_kernel(model.config)
     model.set_attn_implementation("sdpa")
     try:
         with torch.backends.cudnn.flags(enabled=False):

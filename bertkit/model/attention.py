@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
@@ -16,6 +16,11 @@ from bertkit.model.cpu import dropout as apply_dropout
 from bertkit.model.packing import PACKED, Group, Layout, Packed
 
 LARGEST_HEAD = 192  # the largest head size of the flash kernel, with dropout and gradients, on every GPU
+
+
+def name_kernel(config: PreTrainedConfig) -> str:
+    """Return the name of the attention implementation, which transformers keeps here for models to read."""
+    return config._attn_implementation
 
 
 def attend_eagerly(

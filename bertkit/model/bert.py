@@ -30,7 +30,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
-from bertkit.model.attention import attend_eagerly
+from bertkit.model.attention import attend_eagerly, name_kernel
 from bertkit.model.config import BertConfig
 from bertkit.model.cpu import Dropout, is_adapted, is_traced
 from bertkit.model.packing import PACKED, Layout, Packed, lay_out, narrow
@@ -90,7 +90,7 @@ class BertSelfAttention(nn.Module):
         *states, mask = layout.to_kernel(*states, attention_mask)
         size = self.attention_head_size
         states = (x.view(*x.shape[:-1], -1, size).transpose(1, 2) for x in states)  # (B, A, T, D) each
-        attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, attend_eagerly)
+        attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(name_kernel(self.config), attend_eagerly)
         rate = self.dropout.p if self.training else 0.0
         mixed, probabilities = attend(self, *states, mask, dropout=rate, scaling=self.scaling, layout=layout)
         return layout.from_kernel(mixed), probabilities  # (packed, H)
@@ -320,7 +320,7 @@ class BertModel(BertPreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("pass exactly one of input_ids and inputs_embeds")
         given = input_ids if inputs_embeds is None else inputs_embeds
-        implementation = self.config._attn_implementation
+        implementation = name_kernel(self.config)
         if implementation == PACKED and indices is None and is_traced():  # shapes cannot depend on the mask
             implementation = "sdpa"
         return lay_out(tuple(given.shape[:2]), attention_mask, implementation, given.device, indices)
@@ -442,8 +442,8 @@ class BertModel(BertPreTrainedModel):
             if kwargs.get(name) is not None:
                 raise ValueError(f"bertkit's models do not take {name}; leave it out, or use transformers' BertModel")
         wanted = kwargs.get("output_attentions", self.config.output_attentions)
-        if wanted and self.config._attn_implementation != "eager":
+        if wanted and name_kernel(self.config) != "eager":
             raise ValueError(
                 f"attention probabilities exist only with attn_implementation='eager', got "
-                f"{self.config._attn_implementation!r}; load the model with it or call set_attn_implementation('eager')"
+                f"{name_kernel(self.config)!r}; load the model with it or call set_attn_implementation('eager')"
             )

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from safetensors import safe_open
 from torch import nn
 from transformers import PreTrainedConfig
-from transformers.utils import cached_file
 
 from bertkit.errors import UsageError, as_usage_error, check_access, join_lines
 from bertkit.model.config import BertConfig, check_attention
@@ -71,14 +72,13 @@ def find_file(checkpoint: str, name: str) -> Path | None:
         return path if (path := Path(checkpoint, name)).is_file() else None
     with as_usage_error(f"{name} of {checkpoint}"):
         model, revision = split_revision(checkpoint)
-        found = cached_file(
-            model,
-            name,
-            revision=revision,
-            local_files_only=explain_trouble(checkpoint) is not None,
-            _raise_exceptions_for_missing_entries=False,
-        )
-    return None if found is None else Path(found)
+        is_offline = explain_trouble(checkpoint) is not None
+        try:
+            return Path(hf_hub_download(model, name, revision=revision, local_files_only=is_offline))
+        except EntryNotFoundError as error:
+            if isinstance(error, LocalEntryNotFoundError) and not is_offline:  # the Hub did not answer
+                raise
+    return None
 
 
 def find_weights(checkpoint: str) -> str:

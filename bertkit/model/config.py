@@ -108,8 +108,9 @@ class BertConfig(PreTrainedConfig):
         Raises:
             ValueError: `config_dict` names an unknown attention implementation; one in `kwargs` is not checked.
         """
-        for key in ("attn_implementation", "_attn_implementation"):
-            check_attention(config_dict.get(key))
+        for key, value in config_dict.items():
+            if key.endswith("attn_implementation"):
+                check_attention(value)
         return super().from_dict({key: value for key, value in config_dict.items() if key != "auto_map"}, **kwargs)
 
     def to_dict(self) -> dict[str, Any]:

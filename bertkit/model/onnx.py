@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from transformers.utils import ModelOutput
 
 from bertkit.errors import UsageError, explain_missing
+from bertkit.model.attention import name_kernel
 from bertkit.model.config import BertConfig
 from bertkit.model.heads import pool_logits
 from bertkit.model.loss import IGNORE_INDEX
@@ -71,7 +72,7 @@ def write_onnx(model: nn.Module, path: Path) -> None:
         raise UsageError(f"{name} has a BiLSTM, which cannot be exported to ONNX; export a model without one")
     chooses = type(model).__name__ == CHOOSES
     axes = ["batch", "choices", LENGTH] if chooses else ["batch", LENGTH]
-    attention = model.config._attn_implementation
+    attention = name_kernel(model.config)
     model.set_attn_implementation("sdpa")
     try:
         with silence_export():
