@@ -19,7 +19,7 @@ import pyarrow as pa
 from bertkit.data.duplicates import TRAIN_SPLIT
 from bertkit.data.sequences import encode_inputs
 from bertkit.data.tokenizer import load_tokenizer
-from bertkit.errors import UsageError
+from bertkit.errors import UsageError, explain_missing
 from bertkit.metrics.table import (
     LABEL,
     PROBABILITY_PREFIX,
@@ -77,7 +77,8 @@ def suspect(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Return (S,) whether each class is suspected, from probabilities (S, L) and classes (S,)."""
     if len(np.unique(labels)) < 2:
         return np.zeros(len(labels), bool)
-    from cleanlab.filter import find_label_issues  # imports scikit-learn and pandas
+    with explain_missing("suspected label errors need cleanlab", "doctor"):
+        from cleanlab.filter import find_label_issues  # imports scikit-learn and pandas
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # cleanlab warns of classes too rare to be suspected

@@ -15,6 +15,8 @@ from itertools import islice
 
 import numpy as np
 
+from bertkit.errors import explain_missing
+
 NEAR = 0.8  # Jaccard similarity
 PIECE = 5  # characters of the runs that near rows share
 LONGEST_COMPARED = 20_000  # characters of a row that are compared for nearness
@@ -96,7 +98,8 @@ def pad_row(texts: Texts) -> str:
 
 def hash_bands(rows: Iterable[Texts]) -> np.ndarray:
     """Return (S, BANDS) uint64: nearly equal rows probably agree in one band."""
-    from rensa import RMinHash
+    with explain_missing("nearly equal rows need rensa", "doctor"):
+        from rensa import RMinHash
 
     # Odd multipliers mix the values of a band; equal results of different values only cost a comparison.
     mixers = np.random.default_rng(0).integers(1 << 63, size=PERMUTATIONS // BANDS, dtype=np.uint64) | np.uint64(1)
