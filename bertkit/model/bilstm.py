@@ -8,12 +8,11 @@ from torch import Tensor, nn
 
 from bertkit.model.bert import StartsAtZero
 from bertkit.model.config import BertConfig
-from bertkit.model.cpu import can_run_padded, run_bilstm_on_cpu
 from bertkit.model.packing import PACKED, Layout, Packed, lay_out
 
 
 def run_bilstm(lstm: nn.LSTM, tokens: Tensor, layout: Packed) -> Tensor:
-    """Run a bidirectional LSTM over each sequence separately, in fp32 on a CPU even under autocast.
+    """Run a bidirectional LSTM over each sequence separately.
 
     Args:
         lstm: Bidirectional, with biases, without dropout.
@@ -22,9 +21,6 @@ def run_bilstm(lstm: nn.LSTM, tokens: Tensor, layout: Packed) -> Tensor:
     Returns:
         The states (N, 2U).
     """
-    layout = layout.to(tokens.device)
-    if can_run_padded(lstm, tokens):
-        return run_bilstm_on_cpu(lstm, tokens.float(), layout)
     sequences = tokens.split(layout.offsets.diff().tolist())
     states, _ = lstm(nn.utils.rnn.pack_sequence(sequences, enforce_sorted=False))
     return torch.cat(nn.utils.rnn.unpack_sequence(states))

@@ -11,9 +11,6 @@ torch's own functions. The mathematics is always the same. Attention and decoder
 - Attention in training: states and scores are read fewer times than in `attend_grouped`.
 - The masked-LM decoder: scores are overwritten by their gradient a few rows at a time, while they are in the cache.
 - Linear layers in prediction: with weights in its own order oneDNN is faster than the product that torch takes in fp32.
-- The BiLSTM: on packed sequences torch runs dozens of small operations per token. Its kernel for padded sequences runs
-  a whole direction in one call, but does not know lengths. So both directions run forwards here, one of them over
-  reversed sequences: padding then follows all real tokens and affects none of them.
 """
 
 import os
@@ -330,63 +327,7 @@ def limit_kernels() -> None:
         os.environ.setdefault(name, str(KERNELS))
 
 
-# --- The BiLSTM -------------------------------------------------------------------------------------------------------
-
-WIDEST = 1024  # features; wider inputs gain more from autocast's precision than they lose by many small operations
-
-
-def can_run_padded(lstm: nn.LSTM, tokens: Tensor) -> bool:
-    """Return whether torch's kernel for padded sequences can be used and is faster."""
-    return (
-        runs_eagerly_on_cpu(tokens)
-        # The kernel reads the weights itself, so that the module is not called.
-        and type(lstm) is nn.LSTM
-        and not is_adapted(lstm)
-        and lstm.weight_ih_l0.dtype == torch.float32
-        and max(lstm.input_size, 2 * lstm.hidden_size) <= WIDEST
-    )
-
-
-def run_bilstm_on_cpu(lstm: nn.LSTM, tokens: Tensor, layout: Packed) -> Tensor:
-    """Compute `run_bilstm` of fp32 tokens (N, F), with both directions run forwards over groups of padded sequences."""
-    rows, slots, real = layout.plan_moves()  # (M,), (N,), (M, 1)
-    turn = mirror_tokens(layout)  # (N,)
-    directions = (rows, slots), (turn[rows], slots[turn])
-    for layer in range(lstm.num_layers):
-        states = []
-        for weights, (rows, slots) in zip(lstm.all_weights[2 * layer : 2 * layer + 2], directions, strict=True):
-            moved = move(tokens, rows, slots)  # (M, F)
-            states.append(move(_run_forward(moved, weights, layout), slots, rows, real))  # (N, U)
-        tokens = torch.cat(states, dim=-1)  # (N, 2U), the next layer's input
-    return tokens
-
-
-def mirror_tokens(layout: Packed) -> Tensor:
-    """Return for each token the one (N,) at the mirrored position of its sequence."""
-    lengths = layout.offsets.diff()  # (B,)
-    ends = (layout.offsets[:-1] + layout.offsets[1:] - 1).repeat_interleave(lengths)  # (N,) the first plus the last
-    return ends - torch.arange(len(ends), device=ends.device)
-
-
-def _run_forward(moved: Tensor, weights: list[Tensor], layout: Packed) -> Tensor:
-    """Return the states (M, U) of one layer in one direction over the slots (M, F) of all groups."""
-    states = []
-    for group, part in zip(layout.groups, layout.divide(moved), strict=True):
-        zero = moved.new_zeros(1, group.shape[0], weights[1].shape[1])  # (1, b, U)
-        with torch.autocast("cpu", enabled=False):  # the kernel trains in fp32 only
-            out, _, _ = torch.lstm(
-                part.view(*group.shape, -1),  # (b, t, F)
-                (zero, zero),
-                weights,
-                has_biases=True,
-                num_layers=1,
-                dropout=0.0,
-                train=torch.is_grad_enabled(),
-                bidirectional=False,
-                batch_first=True,
-            )  # (b, t, U)
-        states.append(out.flatten(0, 1))
-    return torch.cat(states)
+# --- Rows -------------------------------------------------------------------------------------------------------------
 
 
 def move(x: Tensor, there: Tensor, back: Tensor, kept: Tensor | None = None) -> Tensor:
