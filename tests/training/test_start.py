@@ -362,9 +362,10 @@ def test_another_pooling_than_a_checkpoint_s_own_solves_the_head_anew_or_is_refu
 
 
 def test_a_recipe_of_an_earlier_version_starts_as_it_did(root, tmp_path):
-    """It has no start, and a pooling that only a frozen encoder had."""
+    """It has no start, a pooling that only a frozen encoder had, and another name for the rows of trials."""
     saved = make_recipe(root, "stars", freeze=None).to_dict()
     del saved["start"]
+    saved["data"]["held_back"] = saved["data"].pop("trial_rows")
     saved["data"]["pooling"] = "mean"
     save_recipe(saved, tmp_path / "old.toml")
     assert (load_recipe(tmp_path / "old.toml").start, read_recipe(tmp_path / "old.toml")["start"]) == (
