@@ -56,6 +56,8 @@ class BertFeaturesForTokenClassification(BertHead):
     activations of its first token. `bilstm_hidden_size` is the number of units per direction.
     """
 
+    pipeline_tag = "token-classification"
+
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config)
         self.mix = BertLayerMix(config)

@@ -39,6 +39,7 @@ class BertHead(BertPreTrainedModel):
     """
 
     output_class: type[ModelOutput]
+    pipeline_tag: str  # on the Hub
     has_pooler = False  # on the encoder
     reads_sentences = False  # only the first token of each sequence, so that the last layer need not compute the others
     has_bilstm = False  # between the encoder and the head
@@ -177,6 +178,7 @@ SENTENCE_LOSSES = {  # problem_type in a configuration -> loss
 class BertForSequenceClassification(BertWithClassifier):
     """Predict classes or scores of a text or a pair; `config.problem_type` says which (section 4.1, GLUE)."""
 
+    pipeline_tag = "text-classification"
     output_class = SequenceClassifierOutput
     has_pooler = reads_sentences = reads_mean = True
 
@@ -289,6 +291,7 @@ def pool_logits(logits: Tensor, indices: Tensor, shape: tuple[int, int], pooling
 class BertForMultipleChoice(BertWithClassifier):
     """Choose the best of C continuations: one scoring vector, softmax over the choices (section 4.4, SWAG)."""
 
+    pipeline_tag = "multiple-choice"
     output_class = MultipleChoiceModelOutput
     has_pooler = reads_sentences = True
     score_count = 1
@@ -310,6 +313,7 @@ class BertForMultipleChoice(BertWithClassifier):
 class BertForTokenClassification(BertWithClassifier):
     """Predict one label per token (section 5.3, named entities)."""
 
+    pipeline_tag = "token-classification"
     output_class = TokenClassifierOutput
     labels_tokens = True
 
@@ -337,6 +341,8 @@ class BertForTokenClassification(BertWithClassifier):
 
 class BertForQuestionAnswering(BertHead):
     """Predict the start and the end of an answer with a start vector S and an end vector E (section 4.2, SQuAD)."""
+
+    pipeline_tag = "question-answering"
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config)

@@ -197,6 +197,7 @@ class BertLMHead(BertHead):
 class BertForPreTraining(BertLMHead):
     """Predict masked tokens and the next sentence, as BERT is pre-trained (section 3.1)."""
 
+    pipeline_tag = "fill-mask"
     has_pooler = True
 
     def __init__(self, config: BertConfig) -> None:
@@ -260,6 +261,7 @@ class BertForPreTraining(BertLMHead):
 class BertForMaskedLM(BertLMHead):
     """Predict only masked tokens (section 3.1, task 1; Table 5 "No NSP")."""
 
+    pipeline_tag = "fill-mask"
     output_class = MaskedLMOutput
 
     def __init__(self, config: BertConfig) -> None:
@@ -274,6 +276,7 @@ class BertLMHeadModel(BertLMHead, GenerationMixin):
     It needs `config.is_decoder=True`. `generate` works without a cache: each new token recomputes the whole text.
     """
 
+    pipeline_tag = "text-generation"
     output_class = CausalLMOutput
     _is_stateful = True  # marks that there is no cache to shorten, which assisted generation needs
 
@@ -306,6 +309,7 @@ class BertLMHeadModel(BertLMHead, GenerationMixin):
 class BertForNextSentencePrediction(BertHead):
     """Predict only the next sentence (section 3.1, task 2)."""
 
+    pipeline_tag = "text-classification"
     output_class = NextSentencePredictorOutput
     has_pooler = reads_sentences = True
 

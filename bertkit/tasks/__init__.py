@@ -21,16 +21,10 @@ def __getattr__(name: str) -> Any:
     from bertkit.tasks.text import CLASSIFICATION, NextSentenceTask
 
     tasks = {task.name: task for task in (PRETRAINING, CLASSIFICATION, *GLUE.values(), *SQUAD.values(), SWAG, NER)}
-    answering = {  # head -> the task that encodes its inputs and decodes its outputs
-        "BertForSequenceClassification": CLASSIFICATION,
-        "BertForNextSentencePrediction": NextSentenceTask(),
-        "BertForPreTraining": FillMaskTask(),
-        "BertForMaskedLM": FillMaskTask(),
-        "BertForTokenClassification": NER,
-        "BertFeaturesForTokenClassification": NER,
-        "BertForQuestionAnswering": SQUAD["squad1"],
-        "BertForMultipleChoice": SWAG,
-    }
+    answering: dict[str, Task] = {}  # head -> the task that encodes its inputs and decodes its outputs
+    for task in (FillMaskTask(), NextSentenceTask(), CLASSIFICATION, SQUAD["squad1"], SWAG, NER):
+        for heads in ({"": task.head}, *task.heads.values()):
+            answering |= dict.fromkeys(heads.values(), task)
     texts = (ClassAnswers, LabelAnswers, NumberAnswers, NumbersAnswers)
     # A result of masks may also say whether a text follows the other, so that its form comes first.
     forms = {form.key: form for form in (*texts, EndingAnswers, SpanAnswers, TagAnswers, MaskAnswers, PairAnswers)}

@@ -27,6 +27,7 @@ class FillMaskTask(Task):
     """Name the likeliest words for each [MASK] in a text or two; it is never trained by itself."""
 
     head = "BertForPreTraining"
+    heads: Mapping[str, Mapping[str, str]] = {"objective": {"mlm": "BertForMaskedLM"}}
     evaluation_options: Mapping[str, Any] = {"targets_only": True}
 
     def schema(self, settings: PredictionSettings) -> tuple[Schema, Schema]:

@@ -19,16 +19,6 @@ from bertkit.tasks.task import CHOSEN_ON_DEV, Task
 from bertkit.training.recipe import Recipe
 from bertkit.training.run_dir import SEARCH
 
-PIPELINES = {  # the end of a head's class name -> the pipeline tag on the Hub
-    "ForPreTraining": "fill-mask",
-    "ForMaskedLM": "fill-mask",
-    "LMHeadModel": "text-generation",
-    "ForNextSentencePrediction": "text-classification",
-    "ForSequenceClassification": "text-classification",
-    "ForMultipleChoice": "multiple-choice",
-    "ForTokenClassification": "token-classification",
-    "ForQuestionAnswering": "question-answering",
-}
 SAME_NAMES = ("accuracy", "f1", "precision", "recall", "matthews_correlation", "exact_match", "perplexity")
 MEASURES = {name: name for name in SAME_NAMES} | {  # a score -> its metric name on the Hub
     "pearson": "pearsonr",
@@ -73,8 +63,9 @@ def write_card(
     saved, commits = recipe.to_dict(), environment.get("commits", {})
     public = hide_paths(saved)
     rows = list_shown(task.table, task.metric, metrics)
+    library = "bertkit" if top or is_causal else "transformers"
     card = ModelCard.from_template(
-        make_metadata(task, title, recipe, metrics, head, "bertkit" if top or is_causal else "transformers"),
+        make_metadata(task, title, recipe, metrics, type(model).pipeline_tag, library),
         CARD_TEMPLATE,
         title=title,
         name=name,
@@ -103,13 +94,12 @@ def write_card(
 
 
 def make_metadata(
-    task: Task, name: str, recipe: Recipe, metrics: Mapping[str, Any], head: str, library: str
+    task: Task, name: str, recipe: Recipe, metrics: Mapping[str, Any], pipeline: str, library: str
 ) -> ModelCardData:
     """Return the metadata for the Hub, with the licence of the base model.
 
     The language is that of the tasks' data sets on the Hub, which are all English, otherwise that of the base model.
     """
-    pipeline = next(word for end, word in PIPELINES.items() if head.endswith(end))
     results = list_results(task, recipe, metrics, pipeline)
     data, base = list_datasets(task, recipe), read_base_card(recipe)
     is_english = data and task.is_official(recipe.data.get("dir", ""))
