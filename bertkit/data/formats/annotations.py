@@ -25,10 +25,10 @@ from msgspec import Raw, Struct, convert, to_builtins
 from msgspec.json import decode
 
 from bertkit.data.formats.entities import TEXT_COLUMN, MarkedSpan, check_span
-from bertkit.data.formats.line import explain_form, make_text, open_file, read_json, read_lines
+from bertkit.data.formats.line import AGAIN, make_text, open_file, read_json, read_lines
 from bertkit.data.formats.rows import SPLIT_NAMES, Columns, has_splits, read_splits, write_values
 from bertkit.data.formats.webanno import is_webanno, read_webanno
-from bertkit.errors import UsageError
+from bertkit.errors import UsageError, as_usage_error
 from bertkit.system.progress import Report
 
 SPANS, FURTHER, UNANNOTATED = "spans", "further annotations of a text", "not annotated"
@@ -131,7 +131,7 @@ def _read_brat(folder: str, paths: Sequence[Path], report: Report) -> Columns:
     """Read brat's documents; a span in several places with other words between them is left out and counted."""
     rows, lost = [], 0
     for path in paths:
-        with open_file(source := path.with_suffix(".txt")) as stream, explain_form(str(source)):
+        with open_file(source := path.with_suffix(".txt")) as stream, as_usage_error(str(source), AGAIN):
             text, spans = stream.read().decode(), []  # line ends are characters
         marks = []
         for bound in filter(None, map(BOUND.fullmatch, read_lines(path))):  # not relations, events and notes
@@ -155,7 +155,7 @@ def _read_tuples(path: Path, tuples: Sequence[Raw], report: Report) -> Columns:
     """Read spaCy's tuples; ner-annotator has null for a text that was skipped."""
     rows = {}
     for number, content in enumerate(tuples, 1):
-        with explain_form(f"{path}, row {number}", TUPLE_REMEDY):
+        with as_usage_error(f"{path}, row {number}", TUPLE_REMEDY):
             if found := decode(content, type=tuple[str, dict[str, Any]] | None):
                 rows[number] = {TEXT_COLUMN: found[0], SPANS: found[1].get("entities", [])}
     if skipped := len(tuples) - len(rows):
@@ -166,7 +166,7 @@ def _read_tuples(path: Path, tuples: Sequence[Raw], report: Report) -> Columns:
 def _walk_tasks(rows: Columns) -> Iterator[Marked]:
     """Yield the tasks of Label Studio's JSON, each with its ground truth or else its latest annotation."""
     for row, task in enumerate(rows.walk()):
-        with explain_form(rows.locate(row), REGION_REMEDY):
+        with as_usage_error(rows.locate(row), REGION_REMEDY):
             texts = {name: make_text(value) for name, value in decode(task["data"], type=dict[str, Any]).items()}
             found = decode(task["annotations"] or "[]", type=list[RegionResults])
             kept = sorted((x for x in found if not x.was_cancelled), key=lambda x: (bool(x.ground_truth), x.created_at))
@@ -183,7 +183,7 @@ def _walk_regions(rows: Columns, marked: Sequence[str]) -> Iterator[Marked]:
     """Yield the rows of JSON-MIN, which has one for each annotation, and a text's latest first."""
     seen = set()
     for number, row in enumerate(rows.walk()):
-        with explain_form(rows.locate(number), REGION_REMEDY):
+        with as_usage_error(rows.locate(number), REGION_REMEDY):
             spans = [span for name in marked for span in decode(row.pop(name) or "[]", type=list[MarkedSpan])]
         marks = FURTHER if (key := row.get("id", number)) in seen else (number, row, spans)
         seen.add(key)
@@ -195,7 +195,7 @@ def _walk_answers(rows: Columns, report: Report) -> Iterator[Marked]:
     texts: dict[tuple[str, ...], tuple[int, dict[str, str], list[MarkedSpan]]] = {}
     repeated = 0
     for number, row in enumerate(rows.walk()):
-        with explain_form(origin := rows.locate(number)):
+        with as_usage_error(origin := rows.locate(number), AGAIN):
             spans, tokens = (decode(row.pop(name, "") or "[]", type=list[MarkedSpan]) for name in (SPANS, "tokens"))
         for token in tokens:
             check_span(token, row[TEXT_COLUMN], origin)

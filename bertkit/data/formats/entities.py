@@ -19,12 +19,12 @@ import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 
-from bertkit.data.formats.line import LONGEST_QUOTED, MOST_NAMES, explain_form
+from bertkit.data.formats.line import LONGEST_QUOTED, MOST_NAMES
 from bertkit.data.formats.rows import Columns
 from bertkit.data.splits import LEAVE_OUT
 from bertkit.data.tagging import ABSENT, BASIC, Sentence, TaggedText, split_words
 from bertkit.data.tags import ENTITIES, WORDS, check_tag, choose_scheme, detect_scheme, to_iob2
-from bertkit.errors import UsageError
+from bertkit.errors import UsageError, as_usage_error
 from bertkit.system.progress import Report
 
 WORD_COLUMNS, TAG_COLUMNS = ("tokens", "words"), ("ner_tags", "tags")
@@ -163,13 +163,13 @@ def read_list(cell: str, origin: str) -> list[str]:
     """Read a cell as a JSON list of texts, or as texts separated by white space."""
     if not cell.startswith("["):
         return cell.split()
-    with explain_form(origin, 'give a list of texts, such as ["Ada", "lived"]'):
+    with as_usage_error(origin, 'give a list of texts, such as ["Ada", "lived"]'):
         return msgspec.json.decode(cell, type=list[str])
 
 
 def read_spans(cell: str, text: str, origin: str, column: str) -> list[tuple[int, int, str]]:
     """Return the spans of a text in order."""
-    with explain_form(f"{origin}: {column}", SPAN_REMEDY):
+    with as_usage_error(f"{origin}: {column}", SPAN_REMEDY):
         read = msgspec.json.decode(cell or "[]", type=list[MarkedSpan | tuple[Offset, Offset, str]] | SpanLists)
     if isinstance(read, SpanLists):
         read = zip(read.start, read.end, read.label, strict=True)

@@ -19,11 +19,10 @@ from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
-from bertkit.errors import UsageError, explain_missing, join_lines
+from bertkit.errors import CONVERT, UsageError, as_usage_error, explain_missing, join_lines
 
 FILE_REMEDY = "give the official files with --data DIR"
 ARRAY_REMEDY = 'give an array of objects, as pandas writes with orient="records", or one object per line'
-CONVERT = "convert the file, for Western European text with iconv -f cp1252 -t utf-8"
 AGAIN = "correct it or get the file again"
 UTF8, CP1252 = "utf-8-sig", "cp1252"  # utf-8-sig drops a byte order mark
 CHARACTERS_AT_ONCE = 1 << 16
@@ -291,20 +290,10 @@ def read_json(path: str | Path, form: type[Parsed], remedy: str = AGAIN, encodin
     path = Path(path)
     with open_file(path) as stream:
         content = stream.read()
-    with explain_form(str(path), remedy):
+    with as_usage_error(str(path), remedy):
         if encoding != UTF8:
             content = content.decode(encoding).encode()
         return decode_json(msgspec.json.Decoder(form), content.removeprefix(codecs.BOM_UTF8))
-
-
-@contextmanager
-def explain_form(origin: str, remedy: str = AGAIN) -> Iterator[None]:
-    """Turn msgspec's error about a value at `origin` into a UsageError."""
-    try:
-        yield
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        remedy = CONVERT if isinstance(error, UnicodeDecodeError) else remedy
-        raise UsageError(f"{origin}: {join_lines(error)}; {remedy}") from None
 
 
 def parse_line(text: str | bytes, decoder: msgspec.json.Decoder = INPUT) -> Any:

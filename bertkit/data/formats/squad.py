@@ -21,7 +21,7 @@ from msgspec import Meta, Raw, Struct
 
 from bertkit.data.formats.entities import TEXT_COLUMN, read_spans, select_columns
 from bertkit.data.formats.hub import load_splits
-from bertkit.data.formats.line import AGAIN, LONGEST_QUOTED, Parsed, explain_form, read_json
+from bertkit.data.formats.line import AGAIN, LONGEST_QUOTED, Parsed, read_json
 from bertkit.data.formats.rows import (
     TEXT,
     Columns,
@@ -32,7 +32,7 @@ from bertkit.data.formats.rows import (
     write_values,
 )
 from bertkit.data.spans import Question
-from bertkit.errors import UsageError
+from bertkit.errors import UsageError, as_usage_error
 
 HUB_SQUAD = {"rajpurkar/squad": "plain_text", "rajpurkar/squad_v2": "squad_v2"}  # name -> its only configuration
 SQUAD_REMEDY = 'correct it or give a file in SQuAD\'s format, {"data": [{"paragraphs": …}]}'
@@ -127,7 +127,7 @@ def _read_official(path: Path) -> Columns:
     file, rows = read_json(path, SquadFile, SQUAD_REMEDY), []
     for paragraph, title in [(one, article.title) for article in file.data for one in article.paragraphs]:
         for asked in paragraph.qas:
-            with explain_form(f"{path}, question {len(rows) + 1}"):  # answers are not decoded yet
+            with as_usage_error(f"{path}, question {len(rows) + 1}", AGAIN):  # answers are not decoded yet
                 answers = bytes(asked.answers).decode().removeprefix("null")
             row = {"id": asked.id, "question": asked.question, "context": paragraph.context, "answers": answers}
             rows.append(row | {"is_impossible": asked.is_impossible, "title": title})
@@ -251,7 +251,7 @@ def _gather(split: str, parts: Sequence[Columns], version: int | None, group: st
 
 def _read_answers(cells: Mapping[str, str], context: str, origin: str, version: int | None) -> list[tuple[str, int]]:
     """Return text and start of each answer in a row; an empty cell, list or text is none."""
-    with explain_form(f"{origin}, answers", ANSWERS_REMEDY):
+    with as_usage_error(f"{origin}, answers", ANSWERS_REMEDY):
         found = msgspec.json.decode(cells["answers"].strip() or "[]", type=AnswerLists | list[SquadAnswer])
     if isinstance(found, AnswerLists):
         found = map(SquadAnswer, found.text, found.answer_start)

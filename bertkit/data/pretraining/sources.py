@@ -32,7 +32,7 @@ from typing import Any, BinaryIO, Literal
 
 import msgspec
 
-from bertkit.data.formats.line import UTF8, Parsed, explain_fault, explain_form, open_file
+from bertkit.data.formats.line import UTF8, Parsed, explain_fault, open_file
 from bertkit.data.pretraining.docstrings import Paragraphs, read_docs
 from bertkit.errors import UsageError, as_usage_error, check_access, join_lines, pluralize
 from bertkit.system.hub import explain_hub_trouble, parse_hub_name
@@ -508,7 +508,7 @@ def _read_hub(piece: Piece) -> Iterator[str]:
     what = f"the data set {piece.source!r}"
     try:
         for row in _load_hub(piece.source).shard(num_shards=piece.stop, index=piece.start):
-            with explain_form(what, "choose one with a column named text"):
+            with as_usage_error(what, "choose one with a column named text"):
                 text = msgspec.convert(row, TextRow).text
             yield from _list_lines(text)
     except UsageError:
