@@ -45,8 +45,8 @@ from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.training.arguments import make_arguments
 from bertkit.training.prepare import name_examples
-from bertkit.training.recipe import RecipePart, identify, merge, read_recipe, save_recipe
-from bertkit.training.run_dir import DATA, ENVIRONMENT, METRICS_FILE, STUDY_RESULT, read_environment
+from bertkit.training.recipe import RecipePart, merge, read_recipe, save_recipe
+from bertkit.training.run_dir import DATA, ENVIRONMENT, METRICS_FILE, STUDY_RESULT, identify, read_environment
 
 SHOWN_EVERY = 0.1  # seconds
 

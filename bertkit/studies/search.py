@@ -42,18 +42,9 @@ from bertkit.training.clock import Clock
 from bertkit.training.facts import describe_rows
 from bertkit.training.prepare import Prepared, prepare
 from bertkit.training.processes import join_processes
-from bertkit.training.recipe import (
-    Recipe,
-    RecipePart,
-    identify,
-    list_settled,
-    load_recipe,
-    read_recipe,
-    resolve,
-    save_recipe,
-)
+from bertkit.training.recipe import Recipe, RecipePart, list_settled, load_recipe, read_recipe, resolve, save_recipe
 from bertkit.training.run import run
-from bertkit.training.run_dir import LOG, RECIPE_FILE, SEARCH, has_begun, read_log
+from bertkit.training.run_dir import LOG, RECIPE_FILE, SEARCH, has_begun, identify, read_log
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, Trial

@@ -21,8 +21,9 @@ from bertkit.system.progress import Report, describe_duration, ignore
 from bertkit.tasks import TASKS
 from bertkit.tasks.task import TUNE
 from bertkit.training.arguments import make_arguments
-from bertkit.training.facts import MOST_SOLVED, SAMPLED, bound_tokens, describe_rows, measure_activations
+from bertkit.training.facts import MOST_SOLVED, describe_rows
 from bertkit.training.network import make_model
+from bertkit.training.parts import SAMPLED, bound_tokens, measure_activations
 from bertkit.training.prepare import Prepared, prepare
 from bertkit.training.processes import take_first
 from bertkit.training.recipe import Recipe, make_first, resolve

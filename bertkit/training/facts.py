@@ -1,6 +1,6 @@
-"""Facts that the data and the machine tell of a recipe, for `bertkit.training.recipe.resolve`.
+"""The learning rate, epochs, optimizer and start that the preset `auto` leaves to the training rows.
 
-From the rows come rate, epochs, optimizer and the head to start from, from the memory the tokens computed at once.
+They are facts for `bertkit.training.recipe.resolve`, as are the tokens that fit into memory (`parts.py`).
 
 The paper's few epochs at a low rate are for thousands of rows. On fewer rows fine-tuning fails mostly because it is too
 short and Adam's bias is not corrected (Mosbach et al. 2021, Zhang et al. 2021): a training therefore has at least
@@ -23,13 +23,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate.utils import gather_object
-from torch import Tensor, nn
+from torch import nn
 from transformers import set_seed
 
 from bertkit.data.sequences import collate
 from bertkit.model.checkpoint import load_config
-from bertkit.model.precision import choose_device, choose_precision, use_precision
+from bertkit.model.precision import choose_device
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.finetuning import ENOUGH_UPDATES
 from bertkit.tasks.frozen import STRENGTHS, choose_head, encode_labelled, encode_sentences, measure_explained, solve
@@ -37,7 +36,7 @@ from bertkit.tasks.ner import get_words
 from bertkit.tasks.prediction import check_types
 from bertkit.tasks.task import Task
 from bertkit.training.network import load_head
-from bertkit.training.parts import add_indices
+from bertkit.training.parts import bound_tokens
 from bertkit.training.prepare import Prepared, choose_rows
 from bertkit.training.processes import join_processes, take_first
 from bertkit.training.recipe import ADAPTED, Recipe, resolve
@@ -48,10 +47,6 @@ LEAST_EXPLAINED = (
     0.05  # share of a constant answer's loss that a solved head explains: 0.01 on CoLA, 0.1 on 50 rows of SST-2
 )
 MOST_SOLVED, MOST_SOLVED_WORDS = 20_000, 50_000  # texts and words that a head is solved on
-TRAINED_ON_CPU = 2560  # tokens: BERT-base takes less than 5 GB; measured in recipes/RESULTS.md
-USED_SHARE = 0.8  # share of a GPU's free memory
-STATE_BYTES = 12  # bytes of a learned weight's gradient and two moments of Adam, in fp32
-SAMPLED = 128  # sequences whose tokens are counted, and that a dry run predicts
 UNUSED = ("batch_size", "patience", *ADAPTED, "max_steps", "warmup_steps")  # keys of a training by gradients
 
 
@@ -194,40 +189,3 @@ def solve_first(
         share = measure_explained(vectors[pooling], targets, labels, prepared.groups[rows], weights, strength)
     report(f"the head is solved on vectors of {len(rows):,} texts: pooling {pooling}, C = {strength:g}")
     return pooling, strength, *solve(vectors[pooling], targets, strength, labels, weights), share
-
-
-# --- Memory -----------------------------------------------------------------------------------------------------------
-
-
-def bound_tokens(recipe: Recipe, task: Task, model: nn.Module, rows: Any, device: torch.device) -> dict[str, Any]:
-    """Return the `max_tokens` that memory allows, unless a recipe has them or the sequences of a micro-batch.
-
-    All processes must call this together: the one with the least free memory decides.
-    """
-    if recipe.data["max_tokens"] or "per_device_train_batch_size" in recipe.train:
-        return {}
-    most = TRAINED_ON_CPU
-    if device.type == "cuda":
-        each = measure_activations(recipe, task, model.to(device), rows, device)
-        states = STATE_BYTES * model.num_parameters(only_trainable=True)
-        room = USED_SHARE * torch.cuda.mem_get_info(device)[0] - states
-        most = max(1, min(gather_object([int(room / each)])))
-    return {"max_tokens": most}
-
-
-def measure_activations(recipe: Recipe, task: Task, model: nn.Module, rows: Any, device: torch.device) -> float:
-    """Return the bytes a token that a forward pass keeps for the backward pass, in the longest of some sequences."""
-    some = list(getattr(rows, "parts", [range(len(rows))])[-1][:SAMPLED])  # the last phase has the longest ones
-    found = collate(rows.__getitems__(some))
-    lengths = found["attention_mask"].flatten(1).sum(1)  # (B,)
-    longest = int(lengths.argmax())
-
-    def measure(size: int) -> int:
-        kept: list[Tensor] = []
-        batch = add_indices({name: column[[longest] * size] for name, column in found.items()}, type(model))
-        hooks = torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x)
-        with use_precision(choose_precision(recipe.precision), device), hooks:
-            model.train()(**{name: column.to(device) for name, column in batch.items()})
-        return sum({x.data_ptr(): x.nbytes() for x in map(Tensor.untyped_storage, kept)}.values())
-
-    return (measure(2) - measure(1)) / int(lengths.max())  # the difference has no weights

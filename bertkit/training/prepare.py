@@ -1,4 +1,4 @@
-"""Read and encode the data of a run, with the tokenizer and the settings that depend on them."""
+"""Read the data of a run, set apart the rows that choose (`tune_share`), and encode all, with the tokenizer."""
 
 import json
 from collections.abc import Mapping, Sequence

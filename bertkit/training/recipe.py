@@ -187,15 +187,6 @@ FIVE_TIMES = {"eval_strategy": "steps", "eval_steps": 0.2, "save_strategy": "ste
 # These schedules need an evaluation loss, which is not computed.
 LEARNED_SCHEDULES = {"reduce_lr_on_plateau", "greedy"}
 
-# Keys that fit a run to a machine: changing them changes the masks of dropout, and without dropout only rounding.
-FITTING = (
-    "per_device_train_batch_size",
-    "per_device_eval_batch_size",
-    "gradient_checkpointing",
-    "dataloader_num_workers",
-    "max_tokens",
-)
-
 DECIDED = (
     "resume_from_checkpoint do_train do_eval do_predict ignore_data_skip dataloader_persistent_workers save_only_model "
     "local_rank parallelism_config dataloader_drop_last eval_do_concat_batches remove_unused_columns "
@@ -431,14 +422,6 @@ def save_recipe(recipe: Mapping[str, Any], path: str | Path) -> None:
     first = tomli_w.dumps({key: recipe[key] for key in order} | recipe)
     last = tomli_w.dumps({"train": train} if train else {})
     atomic_write("\n".join(filter(None, [first, *listed, last])), Path(path))
-
-
-def identify(part: Mapping[str, Any]) -> RecipePart:
-    """Return what identifies a run: no baselines, no origin of values, no keys that fit it to a machine (FITTING)."""
-    kept = merge({key: value for key, value in part.items() if key not in ("baseline", "settled")}, {"train": {}})
-    for table in kept.keys() & {"data", "train"}:
-        kept[table] = {key: value for key, value in kept[table].items() if key not in FITTING}
-    return kept
 
 
 def split_batch(batch_size: int, *, processes: int, per_device: int | None = None) -> tuple[int, int]:

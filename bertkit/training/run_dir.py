@@ -1,4 +1,4 @@
-"""The directory of a run: its files, the run it belongs to, and its progress.
+"""The directory of a run: its files, which recipes are the same run and continue it, and its progress.
 
 `recipe.toml`, the tokenizer and `environment.json` are written first, then checkpoints and the log, then the model with
 its card and predictions, and in `best/` the model of an earlier update if that was better. `metrics.json` is written
@@ -24,7 +24,7 @@ from bertkit.data.tokenizer import save_tokenizer
 from bertkit.errors import UsageError, as_usage_error
 from bertkit.system.differences import refuse_other
 from bertkit.system.files import atomic_write, check_empty, compute_checksum, map_in_threads, write_json
-from bertkit.training.recipe import Recipe, RecipePart, identify, list_settled, load_recipe, resolve, save_recipe
+from bertkit.training.recipe import Recipe, RecipePart, list_settled, load_recipe, merge, resolve, save_recipe
 
 METRICS_FILE = "metrics.json"
 RECIPE_FILE = "recipe.toml"
@@ -71,6 +71,15 @@ RUN_FILES = (*PUBLISHED, DOCTOR_FILE, "README.md", "model.safetensors")
 STUDY_RESULT = "study.json"  # beside the runs of a study
 COMPLETE = "complete"  # this file marks a checkpoint as fully written; it holds the checksums of the others
 
+# Keys that fit a run to a machine: changing them changes the masks of dropout, and without dropout only rounding.
+FITTING = (
+    "per_device_train_batch_size",
+    "per_device_eval_batch_size",
+    "gradient_checkpointing",
+    "dataloader_num_workers",
+    "max_tokens",
+)
+
 
 def find_finished(output: Path, recipe: Recipe) -> dict[str, Any] | None:
     """Return the metrics of a finished run in this directory, or None if the run is not finished."""
@@ -106,6 +115,14 @@ def read_record(path: Path, kind: Any, remedy: str = "delete it") -> Any:
     """Read a JSON file that bertkit has written as a value of the given type."""
     with as_usage_error(str(path), remedy):
         return msgspec.convert(json.loads(path.read_bytes()), kind)  # json also accepts NaN, as in scores
+
+
+def identify(part: Mapping[str, Any]) -> RecipePart:
+    """Return what identifies a run: no baselines, no origin of values, no keys that fit it to a machine (FITTING)."""
+    kept = merge({key: value for key, value in part.items() if key not in ("baseline", "settled")}, {"train": {}})
+    for table in kept.keys() & {"data", "train"}:
+        kept[table] = {key: value for key, value in kept[table].items() if key not in FITTING}
+    return kept
 
 
 def holds_run(output: Path, recipe: Recipe) -> bool:

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from bertkit.tasks import TASKS
-from bertkit.training import facts
-from bertkit.training.facts import TRAINED_ON_CPU, bound_tokens
-from bertkit.training.parts import divide_batch
+from bertkit.training import parts
+from bertkit.training.parts import TRAINED_ON_CPU, bound_tokens, divide_batch
 from tests.conftest import draft
 from tests.world import replace_values
 
@@ -22,8 +21,8 @@ def test_a_gpu_is_filled_to_four_fifths(monkeypatch, others, most):
     The process with the least free memory decides, and a sequence is computed even where nothing is free.
     """
     model = SimpleNamespace(num_parameters=lambda only_trainable: 1_000_000, to=lambda device: model)
-    monkeypatch.setattr(facts, "measure_activations", lambda *args: 1000.0)
-    monkeypatch.setattr(facts, "gather_object", lambda own: [*own, *others])
+    monkeypatch.setattr(parts, "measure_activations", lambda *args: 1000.0)
+    monkeypatch.setattr(parts, "gather_object", lambda own: [*own, *others])
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (21_250_000, 80_000_000))
     found = bound_tokens(draft(RTE), RTE, model, [], torch.device("cuda"))
     assert found == {"max_tokens": most}

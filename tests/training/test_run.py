@@ -24,8 +24,8 @@ from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.training import trainer
 from bertkit.training.arguments import make_arguments
-from bertkit.training.facts import TRAINED_ON_CPU
 from bertkit.training.network import make_model
+from bertkit.training.parts import TRAINED_ON_CPU
 from bertkit.training.recipe import Recipe, load_recipe, merge, save_recipe
 from bertkit.training.run import dry_run, run
 from tests.conftest import change_task
