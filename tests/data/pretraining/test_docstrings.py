@@ -1,5 +1,6 @@
-"""The documentation reader: prose of docstrings in worked examples; no paragraph occurs twice."""
+"""The documentation reader: what is prose in real-looking docstrings; no paragraph occurs twice."""
 
+import inspect
 import os
 import signal
 import subprocess
@@ -11,8 +12,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from bertkit.data.pretraining import docstrings
 from bertkit.data.pretraining.docstrings import extract_prose, read_docs
@@ -76,157 +75,105 @@ def test_what_helps_to_read_does_not_outlive_its_parent(reading):
 
 # --- prose of docstrings
 
-PROSE = {
-    "titles, doctests, code, fences and tables": (
-        """Return the median of the data,
-        which is not sorted.
+PROSE = [
+    "Return the median of the data.",
+    "Initialize self. The weights (if any) are copied, and the caller's array isn't changed.",
+    'Whether to use "pre-norm" layers; otherwise, the 12 layers of the encoder are "post-norm".',
+    "If False, each of the words is read alone. Should be between 0.0 and 1.0 for all of the other cases!",
+]
+NOT_PROSE = [
+    "Return False.",
+    "the default is the last axis of the array.",  # the end of a sentence
+    "The data may be an iterator. Open the file like this:",
+    "References",
+    "Deprecated since version 1.2.3.4, 2019",
+    "Like `join` of the module, but with a separator.",
+    "Like :func:`join` of the module, but with a separator.",
+    "The **kwargs are passed on to the tokenizer.",
+    "See [1]_ for the definition of the score.",
+    "Read the page <https://example.org> for all of the options.",
+    "Raise an error if n_jobs is negative.",
+    "ValueError: If the array is empty.",
+    "A | B is the union of both of the types.",
+    "Return x = f(a, b) for all of the rows.",
+    "Equal to numpy.add.reduce and os.path.join of all arrays.",
+    "See https://example.org/page for the details.",
+    "C 1 1 1 1 0 0 1 and 1 0 0 1 1 1 1 1.",
+    "Gibt den Namen der Datei auf der Platte zurück.",
+    "The character \ud800 is not a part of any text.",
+]
 
-        Examples
-        --------
-        >>> median([1, 3, 5])
-        3
 
-        The data may be an iterator. Open the file like this::
+@pytest.mark.parametrize("paragraph", PROSE)
+def test_plain_sentences_are_prose(paragraph):
+    assert extract_prose(paragraph) == [paragraph]
 
-            with open(name) as file:  # this is the usual way to do it
 
-        ```python
-        and this is neither if it can be avoided
-        ```
-        Then it is closed again.
+@pytest.mark.parametrize("paragraph", NOT_PROSE, ids=ascii)
+def test_a_paragraph_with_markup_or_code_is_left_out(paragraph):
+    assert extract_prose(paragraph) == []
 
-        ====== ===========================
-        format what it is for in the table
-        ====== ===========================
 
-        +-----+----------------------------+
-        | csv | for the tables of a sheet  |
-        +-----+----------------------------+
-        """,
-        [
-            "Return the median of the data, which is not sorted.",
-            "The data may be an iterator. Open the file like this:",
-            "Then it is closed again.",
-        ],
-    ),
+DOCSTRINGS = {
     "numpydoc": (
-        """Sum of the elements.
+        """Sum of the elements
+        over all of the axes.
 
         Parameters
         ----------
         a : array_like of shape (n, m)
             Elements to sum over
             all of the axes.
-        axis
-            The axis along which to sum.
-
-        See Also
-        --------
-        mean : This is the mean of the elements and not prose of ours.
 
         Notes
         -----
         The sum of an empty array is zero.
+
+        >>> total([1, 2])
+        The output of an example.
         """,
         [
-            "Sum of the elements.",
+            "Sum of the elements over all of the axes.",
             "Elements to sum over all of the axes.",
-            "The axis along which to sum.",
             "The sum of an empty array is zero.",
         ],
     ),
     "Google": (
-        """Post-process the output of the model.
+        """Read the output of the model.
 
         Args:
             outputs (`torch.Tensor` of shape `(batch, length)`, *optional*):
                 The output of the model's
-                `generate` function.
+                generate function.
             **kwargs: Passed on to the tokenizer.
 
-        Returns:
-            `list[str]`: The decoded text of the batch.
+        This may take some time.
         """,
-        [
-            "Post-process the output of the model.",
-            "The output of the model's generate function.",
-            "Passed on to the tokenizer.",
-            "The decoded text of the batch.",
-        ],
+        ["Read the output of the model.", "The output of the model's generate function.", "This may take some time."],
     ),
-    "reST: fields, admonitions, versions, unknown directives and lists": (
+    "reST": (
         """Send a request to the server.
 
         :param str url: The address of the server
             to which it is sent.
-        :type url: this is a type and not prose
 
         .. note:: This is not safe for threads.
-           Use a lock for that.
 
-        .. versionchanged:: 3.2 The name is optional now.
+        - read the file in the folder
+        - close it at the end.
 
-        .. plot::
-           :include-source: this is an option of the plot
-
-           plt.plot(this, is, not_prose)
-
-        .. [1] A. Author, "The title of a book", 1999.
-
-        - read the file in the folder,
-          whatever its name is
-        2. and close it at the end
+        ====== ===========================
+        format what it is for in the table
+        ====== ===========================
         """,
-        [
-            "Send a request to the server.",
-            "The address of the server to which it is sent.",
-            "This is not safe for threads. Use a lock for that.",
-            "The name is optional now.",
-            "read the file in the folder, whatever its name is",
-            "and close it at the end",
-        ],
-    ),
-    "inline markup": (
-        """Like :func:`~os.path.join` of the :mod:`os` module, ``None`` is *never* a `name`_ [1]_ (see [`Trainer`] or
-        `the guide <https://a.b/c>`_ or [this](https://d.e)), |alpha| is **not** <b>bold</b> and \\* is a star.
-        """,
-        [
-            "Like join of the os module, None is never a name (see Trainer or the guide or this), "
-            "alpha is not bold and * is a star."
-        ],
-    ),
-    "text that is not English prose": (
-        """x = foo(bar, baz) if a else [b for b in c]
-
-        Return False.
-
-        Gibt den Namen der Datei auf der Platte zurück.
-
-        C 1 1 1 1 0 0 1 and 1 0 0 1 1 1 1 1
-
-        The character \ud800 is not a part of any text.
-        """,
-        ["The character is not a part of any text."],
+        ["Send a request to the server."],
     ),
 }
 
 
-@pytest.mark.parametrize(("docstring", "paragraphs"), PROSE.values(), ids=PROSE)
-def test_prose_of_a_docstring(docstring, paragraphs):
-    assert extract_prose(docstring) == paragraphs
-
-
-MARKUP = [
-    *" \n\t`*:.-=#|+>[]()<>_~@\\",
-    *("the ", "of ", "file ", ">>> ", ".. note::", ".. code::", "    ", "====", "\n\n"),
-]
-
-
-@given(st.lists(st.sampled_from(MARKUP), max_size=60).map("".join))
-def test_prose_of_anything(docstring):
-    for paragraph in extract_prose(docstring):
-        assert paragraph == " ".join(paragraph.split())
-        assert "\0" not in paragraph
+@pytest.mark.parametrize(("docstring", "paragraphs"), DOCSTRINGS.values(), ids=DOCSTRINGS)
+def test_a_paragraph_ends_where_the_indentation_changes(docstring, paragraphs):
+    assert extract_prose(inspect.cleandoc(docstring)) == paragraphs
 
 
 # --- the documentation installed on this machine
@@ -257,7 +204,7 @@ def installation(tmp_path, monkeypatch) -> Path:
     write(site / "p" / "__init__.py", '"""The class is the second document.\n\nThe rest of this is new."""')
     write(site / "p" / "copy.py", '"""The class is the second document."""')
     write(site / "p" / "broken.py", '"""This is not Python that can be parsed."""\ndef')
-    write(site / "p" / "latin1_too.py", b'# coding: latin1\n"""The encoding of the caf\xe9 is valid."""')
+    write(site / "p" / "latin1_too.py", b'# coding: latin1, caf\xe9\n"""The encoding of this is valid."""')
     write(site / "p" / "tests" / "test.py", '"""The tests of a package are skipped."""')
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(stdlib))
     monkeypatch.setattr(docstrings, "sys", SimpleNamespace(path=["", str(tmp_path), str(site)], platform=sys.platform))
@@ -272,7 +219,7 @@ def test_docs_are_one_document_a_module_and_no_paragraph_comes_twice(installatio
             "The method is the third of them.",
             "The function inside of it is the fourth.",
         ],
-        ["The encoding of the café is valid."],
+        ["The encoding of this is valid."],
     ]
     assert list(read_docs(1)) == documents
     monkeypatch.setattr(docstrings, "FILES_A_CHUNK", 1)
@@ -286,5 +233,5 @@ def test_installed_documentation_is_prose():
     sentences = [sentence for document in part for sentence in document]
     assert 30_000 <= sum(map(len, sentences)) < 60_000
     assert not any(sentence.startswith((">>>", "..", "import ", "from ")) for sentence in sentences)
-    assert np.mean([sentence[-1] in ".:?!)" for sentence in sentences]) > 0.7
+    assert np.mean([sentence[-1] in ".?!" for sentence in sentences]) > 0.95
     assert np.mean(["the" in sentence.lower().split() for sentence in sentences]) > 0.4
