@@ -60,8 +60,8 @@ class Sentence:
     # The entities of the file (first word, end, type) and their texts, if its spans are not all whole words; those
     # that are not begin at ABSENT, so that no prediction equals them. None: those of the tags
     entities: Mapping[tuple[int, int, str], str] | None = None
-    content: str | None = None  # of an input: the text with the words; None if it is the words alone
-    spans: Sequence[tuple[int, int]] = ()  # of an input: start and end of each word, in characters or in words
+    content: str | None = None  # the text of an input with these words; None: the input is the words alone
+    spans: Sequence[tuple[int, int]] = ()  # start and end of each word of an input, in characters or in words
 
 
 @dataclass(frozen=True, eq=False)

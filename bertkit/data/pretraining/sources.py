@@ -213,7 +213,7 @@ def _gather(piece: Piece, passages: bool, noted: Noted, report: Report) -> Itera
 
 SHORT_LINES, SHORT = "short lines", 100  # the rule of lines without a mark, and their most characters
 EXAMPLES, LONGEST_EXAMPLE = 3, 40  # examples of each rule, and their characters
-CAPTION = r"(?:[\w-]{3,}(?:\s*=[^|]*)?|\d*x?\d+\s?px)\|"  # of a picture on Wikipedia: thumb|, upright=1.2|, 200px|
+CAPTION = r"(?:[\w-]{3,}(?:\s*=[^|]*)?|\d*x?\d+\s?px)\|"  # a picture on Wikipedia: thumb|, upright=1.2|, 200px|
 NAMESPACES = "Category|Kategorie|Catégorie|Categoría|Categoria|Categorie"
 RULES = {  # rule -> its lines, in Wikipedia's plain text from the Hub, WikiExtractor and the API
     "headings": re.compile(r"=.*=$|Section::::"),
