@@ -341,7 +341,8 @@ def merge(*recipes: Mapping[str, Any]) -> RecipePart:
     `~` or `~user` is expanded as a path; `fp16 = true` and `bf16 = true` are read as `precision`.
     """
     merged: RecipePart = {}
-    for recipe in map(name_precision, map(expand_recipe, recipes)):
+    for given in recipes:
+        recipe = name_precision(expand_recipe(given))
         for key, value in recipe.items():
             if key in TABLES and isinstance(value, dict) and isinstance(merged.get(key), dict):
                 merged[key] |= value
