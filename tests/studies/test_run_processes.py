@@ -172,9 +172,9 @@ from pathlib import Path
 torch.set_num_threads(1)
 from bertkit.studies.runner import make_study, run_study
 def show(results):
-    runs = [run for cell in results["cells"] for run in cell["runs"]]
-    updates = [run["update"] for run in runs if run["status"] == "running"]
-    print("at", results["over"], min(updates, default=0), flush=True)
+    runs = [run for cell in results.cells for run in cell.runs]
+    updates = [run.update for run in runs if run.status == "running"]
+    print("at", results.over, min(updates, default=0), flush=True)
 if __name__ == "__main__":
     study = make_study(json.loads(Path(sys.argv[1]).read_text()))
     say = lambda line: print(line, flush=True)
@@ -254,7 +254,7 @@ def test_a_run_of_its_own_has_the_bytes_of_one_in_a_study(recipe, tmp_path):
     output.rename(tmp_path / "alone")
     (tmp_path / "study" / "pretrain").rmdir()
     results = run_study(study, output=tmp_path / "study")
-    assert results["cells"][0]["runs"][1]["metrics"] == metrics
+    assert results.cells[0].runs[1].metrics == metrics
     assert read_run(output) == read_run(tmp_path / "alone")
     assert json.loads((output / "environment.json").read_text())["threads"] == 1
 
@@ -324,8 +324,8 @@ def test_a_run_on_two_gpus_has_two_processes(recipe, tmp_path, monkeypatch):
     """The GPUs are pretended, so both processes use the CPU."""
     monkeypatch.setattr(run_processes, "list_gpus", lambda: ["0", "1"])
     study = make_study({"tasks": ["pretrain"], "recipe": recipe, "num_gpus": 2})
-    (cell,) = run_study(study, output=tmp_path / "study")["cells"]
-    assert cell["runs"][0]["status"] == "finished", cell
+    (cell,) = run_study(study, output=tmp_path / "study").cells
+    assert cell.runs[0].status == "finished", cell
     assert json.loads((tmp_path / "study" / "pretrain" / "environment.json").read_text())["processes"] == 2
 
 

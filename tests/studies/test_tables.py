@@ -11,6 +11,7 @@ from bertkit.reports.plots import plot_log
 from bertkit.reports.tables import ScoreLine
 from bertkit.studies.plots import list_curves, plot_curve, plot_heatmap, tabulate_overview
 from bertkit.studies.tables import explain_scores, name_axes, show_value, write_table
+from bertkit.training.study_results import StudyPretraining, StudyRow
 from tests.world import COLUMNS, PAPER, make_ablation, make_results, score_by_hand
 
 ROWS = (
@@ -120,8 +121,8 @@ def test_a_single_run_is_no_mean_and_an_average_has_no_interval():
     assert "best run" not in write_table(results)
     assert "interval" not in write_table(results)
     add_limits(results, 0.442, 0.558)
-    results["definition"]["average"] = list(COLUMNS)
-    results["cells"][1]["runs"][0]["metrics"] = {"score": 0.4}
+    results.definition["average"] = list(COLUMNS)
+    results.cells[1].runs[0].metrics = {"score": 0.4}
     text = write_table(results)
     assert "| ours | 50.0 (1) | 40.0 (1) | 45.0 |\n| ours, 95 % interval | 44.2 to 55.8 | – | – |" in text
     assert "is over examples; it does not include the spread over seeds." in explain_scores(results)
@@ -130,8 +131,8 @@ def test_a_single_run_is_no_mean_and_an_average_has_no_interval():
 
 def add_limits(results, low, high):
     """Give each finished run the same interval."""
-    for run in (run for cell in results["cells"] for run in cell["runs"] if "metrics" in run):
-        run["metrics"] |= {"accuracy_low": low, "accuracy_high": high}
+    for run in (run for cell in results.cells for run in cell.runs if run.metrics):
+        run.metrics |= {"accuracy_low": low, "accuracy_high": high}
 
 
 def test_values_and_axes_are_short_where_they_can_be():
@@ -167,8 +168,8 @@ def test_heat_maps_of_odd_shapes(tmp_path):
 def test_columns_that_share_runs_have_shades_of_their_own():
     scores = {("a", "rte"): 0.4, ("b", "rte"): 0.5, ("a", "cola"): 0.5, ("b", "cola"): 0.4}
     results = make_results({}, COLUMNS, lambda row, task, *_: scores[row, task], rows=("a", "b"))
-    for cell in results["cells"]:
-        cell["directory"] = cell["row"]
+    for cell in results.cells:
+        cell.directory = cell.row
     assert [[cell.share for cell in row[1:]] for row in tabulate_overview(results).rows] == [[0.0, 1.0], [1.0, 0.0]]
 
 
@@ -177,7 +178,7 @@ def test_columns_that_share_runs_have_shades_of_their_own():
 
 def test_cited_systems_come_last_in_italics_and_may_have_columns_of_their_own():
     results = make_ablation()
-    results["definition"]["cited"] = {"Human": {"MNLI-m": 92.0, "Average": 87.1}, "GPT": {"Test": 82.1}}
+    results.definition["cited"] = {"Human": {"MNLI-m": 92.0, "Average": 87.1}, "GPT": {"Test": 82.1}}
     text = write_table(results)
     for line in (
         "|  | MNLI-m | QNLI | LM (ppl) | Average | Test |",
@@ -247,13 +248,14 @@ def make_steps(paper=True):
         return 0.3 + 0.05 * steps.index(int(row.rpartition(" ")[2].replace(",", ""))) / (1 + row.startswith("Left"))
 
     results = make_results({}, {"MNLI": "accuracy"}, score, rows=names, seeds=[42])
-    origins = [{"rows": names[:3], "directory": "a"}, {"rows": names[3:], "directory": "b"}]
+    origins = {"a": names[:3], "b": names[3:]}
+    results.pretrainings = [StudyPretraining(rows, name, [], [], status="waiting") for name, rows in origins.items()]
     published = dict(zip(names, (78.6, 80.5, 84.4, 79.4, 80.3, 82.2), strict=True))
-    rows = {
-        name: {"paper": {"MNLI": published[name]} if paper else {}, "step": steps[number % 3]}
+    results.rows = {
+        name: StudyRow({"MNLI": published[name]} if paper else {}, None, steps[number % 3])
         for number, name in enumerate(names)
     }
-    return results | {"pretrainings": origins, "rows": rows}
+    return results
 
 
 def test_a_curve_has_a_line_for_each_pretraining_and_a_study_without_steps_none(tmp_path):
