@@ -302,10 +302,10 @@ def make_results(grid, tasks, scores, rows=("",), seeds=(42, 43), select="best",
             chosen.append(StudyWinner(*head, score, score, score, *counts))
     published = paper or {}
     columns = {
-        task: StudyColumn(task, "accuracy", name, "fraction", False, "dev", published.get(task, {}), "", True)
+        task: StudyColumn(task, "accuracy", name, "fraction", False, "dev", published.get(task, {}), "")
         for task, name in tasks.items()
     }
-    definition = {"tasks": list(tasks), "seeds": list(seeds), "select": select}
+    definition = {"seeds": list(seeds), "select": select}
     definition |= {"grid": {axis: list(values) for axis, values in grid.items()}} if grid else {}
     runs, failed = len(cells) * len(seeds), sum(cell.failed for cell in cells)
     shown = {row: StudyRow({}, None, None) for row in rows}
@@ -347,8 +347,8 @@ def make_ablation():
             cell.at_or_below_majority = 1
     for name, task, paper in (("MNLI-m", "mnli", "dev"), ("QNLI", "qnli", "MRPC, accuracy, dev")):
         column = results.columns[name]
-        column.task, column.paper, column.short, column.published = task, paper, False, {"others": 0.9}
-    results.columns["LM (ppl)"] = StudyColumn("pretrain", "perplexity", "perplexity", "", True, "dev", {}, "", False)
+        column.task, column.paper, column.published = task, paper, {"others": 0.9}
+    results.columns["LM (ppl)"] = StudyColumn("pretrain", "perplexity", "perplexity", "", True, "dev", {}, "")
     state = {"status": "finished", "metrics": {"perplexity": 12.3456, "updates": 6000, "heldout_pairs": 1000}}
     runs, statistic = [StudyRun(1, "pretrain/bert", **state)], (1, 0, 12.3456, None, 12.3456, None)
     results.cells.append(StudyCell("BERT", "LM (ppl)", "pretrain", {}, "pretrain/bert", True, runs, *statistic))

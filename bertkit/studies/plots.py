@@ -8,7 +8,6 @@ from bertkit.reports.tables import Table, TableCell, make_table
 from bertkit.studies.tables import (
     MARK,
     choose_shown,
-    head_column,
     name_axes,
     name_splits,
     show_mean,
@@ -64,7 +63,7 @@ def tabulate_grids(study: StudyResults, find_link: Callable[[str], str] = lambda
             squares.setdefault(down, {})[show_value(cell.setting[first])] = square
         across = list(dict.fromkeys(value for line in squares.values() for value in line))
         lines = [[down, *(line.get(value, TableCell()) for value in across)] for down, line in squares.items()]
-        title = head_column(study, column) + (f", {name}" if name else "")
+        title = f"{column}, {name}" if name else column
         tables.append(make_table(title, [f"{names[first]} →", *across], lines, "matrix"))
     return tables
 
@@ -78,7 +77,7 @@ def tabulate_overview(study: StudyResults) -> Table:
         squares |= {(cell.row, name): make_square(study, cell, shades, {}) for cell in cells}
     rows = dict.fromkeys(cell.row for cell in study.cells)
     lines = [[row, *(squares.get((row, name), TableCell()) for name in study.columns)] for row in rows]
-    return make_table("", ["", *(head_column(study, name) for name in study.columns)], lines, "matrix")
+    return make_table("", ["", *study.columns], lines, "matrix")
 
 
 def make_square(
@@ -138,8 +137,8 @@ def list_curves(study: StudyResults) -> list[Plot]:
             series += [Series(label, ours, f"C{number}o-", spreads)] if ours else []
             series += [Series(f"{label}: the paper", published, f"C{number}--", is_published=True)] if published else []
         if any(not line.is_published for line in series):
-            unit, title = ", %" if column.unit else "", head_column(study, name)
-            published_label, words = f"the paper{unit} (dashed)", f"{title} over pretraining updates"
+            unit = ", %" if column.unit else ""
+            published_label, words = f"the paper{unit} (dashed)", f"{name} over pretraining updates"
             labels = {"ylabel": f"ours{unit}", "published_label": published_label, "words": words}
-            plots.append(Plot(title, "pretraining updates", series, **labels))
+            plots.append(Plot(name, "pretraining updates", series, **labels))
     return plots

@@ -116,7 +116,7 @@ def summarize(
         runs=len(status),
         over=over,
         failed=status.count("failed"),
-        columns={column.name: describe_column(column, study.is_short, is_own) for column in study.columns},
+        columns={column.name: describe_column(column, is_own) for column in study.columns},
         rows={name: StudyRow(dict(row.paper), origins.get(name), row.step or None) for name, row in study.rows.items()},
         pretrainings=[describe_pretraining(origin, states[origin.directory]) for origin in pretrainings],
         cells=[summarize_cell(cell, states) for cell in cells],
@@ -124,7 +124,7 @@ def summarize(
     )
 
 
-def describe_column(column: Column, short: bool, is_own: bool) -> StudyColumn:
+def describe_column(column: Column, is_own: bool) -> StudyColumn:
     """Describe a column; a person's own data have no published scores."""
     return StudyColumn(
         task=column.task,
@@ -135,7 +135,6 @@ def describe_column(column: Column, short: bool, is_own: bool) -> StudyColumn:
         split=column.split,
         published={} if is_own else dict(column.row.paper),
         paper=column.paper,
-        short=short,
     )
 
 

@@ -27,8 +27,7 @@ def write_table(study: StudyResults) -> str:
     parts = [f"# {describe_size(study)}", "", *format_table(tabulate_summary(study)), "", explain_scores(study)]
     if note := join_note(study):
         parts += ["", note]
-    if columns := list_columns(study):
-        parts += ["", *(f"- {name}: {words}" for name, words in columns)]
+    parts += ["", *(f"- {name}: {words}" for name, words in list_columns(study))]
     if study.pretrainings:
         parts += ["", "## Pretraining", "", *format_table(tabulate_pretrainings(study))]
     for table in tabulate_cells(study):
@@ -52,14 +51,10 @@ def list_failures(study: StudyResults) -> dict[str, str]:
 
 def describe_size(study: StudyResults) -> str:
     """Describe the number of runs as a product of rows, columns, settings and seeds."""
-    counts = {
-        "row": len(study.rows),
-        "task" if _is_short(study) else "column": len(study.columns),
-        "setting": math.prod(len(values) for values in study.definition.get("grid", {}).values()),
-        "seed": len(study.definition["seeds"]),
-    }
-    if not _is_short(study) and not study.definition.get("grid"):
-        del counts["setting"]
+    counts = {"row": len(study.rows), "column": len(study.columns)}
+    if grid := study.definition.get("grid"):
+        counts["setting"] = math.prod(map(len, grid.values()))
+    counts["seed"] = len(study.definition["seeds"])
     words = " x ".join(pluralize(number, name) for name, number in counts.items())
     before = f", including {pluralize(len(study.pretrainings), 'pretraining')}" if study.pretrainings else ""
     # Columns may share their runs; then the product is not the number of runs.
@@ -72,12 +67,11 @@ def explain_scores(study: StudyResults) -> str:
     seeds = study.definition["seeds"]
     settings = max((winner.of_settings for winner in study.chosen), default=0)
     runs = max((winner.of_runs for winner in study.chosen), default=0)
-    on = f", on {name_splits(study)}" if _is_short(study) else ""
     if len(seeds) > 1:
         many = ", ".join(map(str, seeds))
-        sentences = [f"Ours: mean ± standard deviation over n finished runs (n), seeds {many}{on}."]
+        sentences = [f"Ours: mean ± standard deviation over n finished runs (n), seeds {many}."]
     else:
-        sentences = [f"Ours: one run (1), seed {seeds[0]}{on}."]
+        sentences = [f"Ours: one run (1), seed {seeds[0]}."]
         if has_intervals(study):
             sentences.append("The 95 % interval is over examples; it does not include the spread over seeds.")
     if settings > 1:
@@ -119,11 +113,6 @@ def name_splits(study: StudyResults) -> str:
     return " and ".join(sorted({column.split for column in study.columns.values()}))
 
 
-def _is_short(study: StudyResults) -> bool:
-    """Return whether all columns are in their short form, a task each."""
-    return all(column.short for column in study.columns.values())
-
-
 def has_paper(study: StudyResults) -> bool:
     """Return whether the study gives the paper's values."""
     return any(row.paper for row in study.rows.values())
@@ -147,11 +136,11 @@ def _label_cells(study: StudyResults, cells: Sequence[StudyCell]) -> dict[str, l
     """
     axes = list(study.definition.get("grid", {}))
     labels, rows = {}, [cell.row for cell in cells]
-    columns = [head_column(study, cell.column) for cell in cells]
+    columns = [cell.column for cell in cells]
     if len(set(rows)) > 1:
         labels["row"] = rows
     if len(set(columns)) > 1 or not axes:
-        labels["task" if _is_short(study) else "column"] = columns
+        labels["column"] = columns
     for axis, head in zip(axes, name_axes(axes), strict=True):
         labels[head] = [show_value(cell.setting[axis]) if axis in cell.setting else MISSING for cell in cells]
     return labels
@@ -176,11 +165,6 @@ def take_score_row(study: StudyResults, name: str) -> ScoreLine:
     if column is None:
         return ScoreLine("", "")
     return ScoreLine(column.name, column.metric, unit=column.unit, paper=column.published)
-
-
-def head_column(study: StudyResults, name: str) -> str:
-    """Return a column's heading: its name, with the metric if it is in its short form."""
-    return f"{name}: {take_score_row(study, name).head}" if name and study.columns[name].short else name
 
 
 def show_score(row: ScoreLine, value: float | None) -> str:
@@ -245,8 +229,7 @@ def tabulate_summary(study: StudyResults, find_link: Callable[[str], str] = lamb
             published = {name: show_score(row, row.paper.get(label)) for name, row in rows.items()}
             lines.append([f"published: {label}", *(published.get(head, MISSING) for head in heads)])
     lines += [list_published(name, values, heads) for name, values in cited.items()]
-    titles = [head_column(study, name) for name in rows] + heads[len(rows) :]
-    return make_table("Scores", ["", *titles], lines, "quiet")
+    return make_table("Scores", ["", *heads], lines, "quiet")
 
 
 def list_published(name: str, values: Mapping[str, float], heads: Sequence[str]) -> list[TableCell]:
@@ -261,13 +244,8 @@ def average(rows: Mapping[str, ScoreLine], found: Mapping[str, tuple[StudyCell, 
 
 
 def list_columns(study: StudyResults) -> list[tuple[str, str]]:
-    """Return name and description of each column: metric, task and data, the majority baseline, the paper's data.
-
-    The list is empty if all columns are in their short form.
-    """
+    """Return name and description of each column: metric, task and data, the majority baseline, the paper's data."""
     found = []
-    if _is_short(study):
-        return found
     for name, column in study.columns.items():
         row = take_score_row(study, name)
         runs = [run for cell in study.cells if cell.column == name for run in cell.runs]
@@ -303,7 +281,7 @@ def tabulate_cells(study: StudyResults) -> list[Table]:
     groups = {"Every cell": study.cells}
     if has_grid:
         own = [cell for cell in study.cells if not cell.is_pretraining]
-        groups = {head_column(study, x): [cell for cell in own if cell.column == x] for x in study.columns}
+        groups = {x: [cell for cell in own if cell.column == x] for x in study.columns}
     best = {winner.cell for winner in study.chosen} if has_grid else set()
     tables = []
     for caption, cells in groups.items():

@@ -60,7 +60,6 @@ class StudyColumn(msgspec.Struct):
     split: str  # the data that the values are measured on
     published: dict[str, float]  # scores that the task knows, by system; none for a person's own data
     paper: str  # a note on the paper's values
-    short: bool  # whether all columns are written in their short form
 
 
 class StudyRow(msgspec.Struct):

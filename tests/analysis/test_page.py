@@ -194,7 +194,7 @@ def test_a_study_has_its_tables_heat_maps_failures_and_links(root, whole):
     for text in (describe_size(study).replace(" x ", " × "), explain_scores(study), "A small grid."):
         assert text in words
     assert tables["Scores"][2] == ["small, best run", "60.0 best of 6", "50.0 best of 6"]
-    assert tables["rte: accuracy (%), small"] == [
+    assert tables["rte, small"] == [
         ["learning_rate →", "2e-05", "5e-05"],
         ["batch_size 16", "51.0 ± 1.4 (2) †", "60.0 (1) 1 failed"],
         ["batch_size 32", "51.0 ± 1.4 (2) †", "60.0 (1) 1 failed"],
@@ -204,8 +204,9 @@ def test_a_study_has_its_tables_heat_maps_failures_and_links(root, whole):
     assert len(tables["All runs"]) == 17
     assert [line[-2:] for line in tables["All runs"][1:3]] == [["finished", "50.0"], ["finished", "52.0"]]
     runs = [run for cell in study.cells for run in cell.runs]
-    assert found.find("dt") == [run.directory for run in runs if run.status == "failed"]
-    assert found.find("dd") == ["the loss is nan | lower it"] * 4
+    assert found.find("dt") == [*study.columns, *(run.directory for run in runs if run.status == "failed")]
+    columns = ["accuracy in percent; rte, dev", "Matthews correlation in percent; cola, dev"]
+    assert found.find("dd") == [*columns, *["the loss is nan | lower it"] * 4]
     target = Reader(find_part(whole, str(root / "grid" / study.chosen[0].run))).elements[0][1]["id"]
     links = [values["href"] for tag, values in found.elements if tag == "a"]
     assert links == [f"#{target}"] * 3, "from the table, from the heat map, and from the list of runs"

@@ -139,7 +139,7 @@ def world(tmp_path_factory):
     write_glue(world / "GLUE")
     write_checkpoint(world / "bert", max_position_embeddings=512)
     (world / "long.toml").write_text("[data]\nmax_length = 1024\n")
-    (world / "study.toml").write_text('tasks = ["rte"]\n')
+    (world / "study.toml").write_text('column = [{ name = "rte", task = "rte" }]\n')
     (world / "other").mkdir()
     (world / "other" / "notes.txt").write_text("mine")
     return world
@@ -404,7 +404,7 @@ def test_every_task_at_once_writes_the_eleven_files_of_a_submission(finish, glue
 def test_a_study_of_which_a_run_fails_shows_the_others_and_ends_with_code_2(call, glue, tmp_path):
     (tmp_path / "glue").symlink_to("GLUE")
     (tmp_path / "odd.toml").write_text(
-        'tasks = ["rte"]\nseeds = [1]\ngrid = { "train.learning_rate" = [1e-3, 1e30] }\n'
+        'column = [{ name = "rte", task = "rte" }]\nseeds = [1]\ngrid = { "train.learning_rate" = [1e-3, 1e30] }\n'
         'recipe = { precision = "fp32", train = { max_grad_norm = 0.0, max_steps = 4 } }\n'
     )
     code, out, err = call("study", "odd.toml", "--data", ".", "--model", "bert", "--output", "runs/odd")

@@ -25,7 +25,7 @@ from bertkit.studies.cells import Cell, describe_plan
 from bertkit.studies.results import choose, summarize
 from bertkit.studies.run_processes import State
 from bertkit.studies.runner import prune, run_study
-from bertkit.studies.spec import Column, Study, Variant, define, make_study
+from bertkit.studies.spec import Column, Study, Variant, define, define_columns, make_study
 from bertkit.studies.tables import explain_scores
 from bertkit.system.progress import ignore
 from bertkit.tasks import TASKS
@@ -49,7 +49,7 @@ FAKES = (Column("fake", "fake"),)
 
 
 def define_small(recipe, **parts):
-    return {"tasks": ["pretrain"], "recipe": recipe} | parts
+    return {"column": define_columns("pretrain"), "recipe": recipe} | parts
 
 
 def note_times(folder, pattern="*"):
@@ -177,7 +177,14 @@ def test_the_winner_keeps_its_weights_in_whatever_order_runs_finish(scores, orde
 
 def test_a_study_runs_its_cells_and_is_not_repeated(recipe, fake, tmp_path, monkeypatch):
     monkeypatch.setattr(studies, "SHOWN_EVERY", 0.0)
-    study = make_study({"tasks": ["fake"], "recipe": recipe, "grid": {"train.max_steps": [3, 4]}, "restarts": 2})
+    study = make_study(
+        {
+            "column": define_columns("fake"),
+            "recipe": recipe,
+            "grid": {"train.max_steps": [3, 4]},
+            "restarts": 2,
+        }
+    )
     output, lines, shown = tmp_path / "study", [], []
     results = run_study(study, output=output, report=lines.append, progress=shown.append)
     assert results == read_result(output) == shown[-1]
@@ -197,7 +204,7 @@ def test_a_study_runs_its_cells_and_is_not_repeated(recipe, fake, tmp_path, monk
     assert not list(output.rglob("checkpoint-*"))
     made = {"fake", "recipes", "study.toml", "study.json", "table.md", "heatmap.png"}
     assert {path.name for path in output.iterdir()} == made
-    assert lines[0] == "1 row x 1 task x 2 settings x 2 seeds = 4 runs, 0 of them finished"
+    assert lines[0] == "1 row x 1 column x 2 settings x 2 seeds = 4 runs, 0 of them finished"
     assert any(line.endswith("(4 of 4 runs done)") for line in lines)
     status = [[run.status for run in list_runs(state)] for state in shown]
     assert status[0] == ["waiting"] * 4
@@ -243,7 +250,7 @@ def test_a_score_that_is_no_number_is_a_failure_and_a_study_without_success_says
 ):
     monkeypatch.setitem(TASKS, "fake", change_task(fake, score=lambda *_: {"nsp_accuracy": float("nan")}))
     for _ in range(2):
-        results = run_study(make_study({"tasks": ["fake"], "recipe": recipe}), output=tmp_path / "study")
+        results = run_study(make_study({"column": define_columns("fake"), "recipe": recipe}), output=tmp_path / "study")
         (run,) = list_runs(results)
         assert (run.status, run.failure) == ("failed", "the score is nan")
     assert (results.finished, results.failed, results.chosen) == (True, 1, [])
@@ -606,7 +613,7 @@ def test_a_study_with_another_pretraining_or_order_is_another_one(ablation, tmp_
 def test_runs_on_other_data_are_not_put_into_one_table(glue, tmp_path):
     """A run fails if its data differ from those of an earlier one, also when the study is looked at again."""
     recipe = glue | {"checkpoint": str(write_checkpoint(tmp_path / "bert")), "train": {"max_steps": 2}}
-    study = make_study({"tasks": ["rte"], "recipe": recipe, "seeds": [1, 2]})
+    study = make_study({"column": define_columns("rte"), "recipe": recipe, "seeds": [1, 2]})
     output = tmp_path / "study"
     run_study(study, output=output)
     shutil.rmtree(output / "rte" / "seed-2")

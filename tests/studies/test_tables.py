@@ -61,30 +61,33 @@ def test_the_table_of_a_grid_is_this():
     grid = {"train.learning_rate": [5e-5, 2e-5], "train.num_train_epochs": [3.0]}
     results = make_results(grid, COLUMNS, score_by_hand, paper=PAPER, majority=0.5271)
     assert write_table(results) == (
-        "# 1 row x 2 tasks x 2 settings x 2 seeds = 8 runs\n"
+        "# 1 row x 2 columns x 2 settings x 2 seeds = 8 runs\n"
         "\n"
-        "|  | rte: accuracy (%) | cola: Matthews correlation (%) |\n"
+        "|  | rte | cola |\n"
         "|---|---|---|\n"
         "| ours | 60.0 (1) | 50.0 (1) † |\n"
         "| ours, best run | 60.0 (best of 3) | 50.0 (best of 3) |\n"
         "| published: BERT-base, test | 66.4 | 52.1 |\n"
         "| published: BERT-large, test | 70.1 | – |\n"
         "\n"
-        "Ours: mean ± standard deviation over n finished runs (n), seeds 42, 43, on dev. "
+        "Ours: mean ± standard deviation over n finished runs (n), seeds 42, 43. "
         "The setting shown (bold below) is the one whose best run is best of 2 settings; it is chosen on the data "
         "that it is scored on, so its score is optimistic. "
         "The best run is the best of all 3 runs on that data: even more optimistic, and not comparable with a "
         "mean or a test score. "
         "† At least one run is no better than always giving the same answer.\n"
         "\n"
-        "## rte: accuracy (%)\n"
+        "- rte: accuracy in percent; rte, dev\n"
+        "- cola: Matthews correlation in percent; cola, dev\n"
+        "\n"
+        "## rte\n"
         "\n"
         "| learning_rate | num_train_epochs | mean | sd | best | n | failed | at or below majority |\n"
         "|---|---|---|---|---|---|---|---|\n"
         "| **5e-05** | **3** | **60.0** | **–** | **60.0** | **1** | **1** | **0** |\n"
         "| 2e-05 | 3 | 51.0 | 1.4 | 52.0 | 2 | 0 | 2 |\n"
         "\n"
-        "## cola: Matthews correlation (%)\n"
+        "## cola\n"
         "\n"
         "| learning_rate | num_train_epochs | mean | sd | best | n | failed | at or below majority |\n"
         "|---|---|---|---|---|---|---|---|\n"
@@ -106,7 +109,7 @@ def test_rows_stand_below_each_other_and_a_mean_says_of_how_many():
         "| paper | 51.0 ± 1.4 (2) | 41.0 ± 1.4 (2) |",
         r"| a \| b | 51.0 ± 1.4 (2) | 41.0 ± 1.4 (2) |",
         r"| a \| b, best run | 52.0 (best of 2) | 42.0 (best of 2) |",
-        "| row | task | mean | sd | best | n | failed |",
+        "| row | column | mean | sd | best | n | failed |",
     ):
         assert line in text.splitlines()
     assert "**" not in text, "without a grid nothing was chosen"
@@ -116,7 +119,7 @@ def test_rows_stand_below_each_other_and_a_mean_says_of_how_many():
 
 def test_a_single_run_is_no_mean_and_an_average_has_no_interval():
     results = make_results({}, COLUMNS, score_by_hand, seeds=[42])
-    assert explain_scores(results) == "Ours: one run (1), seed 42, on dev."
+    assert explain_scores(results) == "Ours: one run (1), seed 42."
     assert "| ours | 50.0 (1) | 40.0 (1) |" in write_table(results)
     assert "best run" not in write_table(results)
     assert "interval" not in write_table(results)
