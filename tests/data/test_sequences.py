@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertkit.data.sequences import Groups, Sequences, encode_inputs, pad, pad_choices
+from bertkit.data.sequences import IGNORED, Groups, Sequences, encode_inputs, pad, pad_choices, stack_summaries
 from bertkit.data.tokenizer import SPECIAL_TOKENS, copy_backend, make_tokenizer
 
 WORDS = ["my", "dog", "is", "cute", "he", "likes", "play", "##ing", "a", "b", "mask", "sep", "[", "]", ".", ",", "##s"]
@@ -143,6 +143,11 @@ def test_a_batch_of_choices_holds_every_sequence_in_its_place(lengths, labelled)
     assert batch["attention_mask"].sum(dim=2).tolist() == lengths
     if labelled:
         assert torch.equal(batch["labels"], torch.from_numpy(labels))
+
+
+def test_summaries_of_different_sizes_are_padded_with_ignored():
+    found = stack_summaries([np.array([1, 2]), np.array([0])])
+    assert found.tolist() == [[1, 2], [0, IGNORED]]
 
 
 def test_more_texts_than_are_tokenized_at_once(monkeypatch):

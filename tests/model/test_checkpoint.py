@@ -12,7 +12,7 @@ from bertkit import BertForMultipleChoice, BertForSequenceClassification
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.inference.predictor import Predictor
-from bertkit.model.checkpoint import fold_targets, load_config, load_model
+from bertkit.model.checkpoint import find_file, fold_targets, load_config, load_model
 from bertkit.model.precision import cast_weights, use_precision
 from bertkit.system.hub import explain_trouble
 from bertkit.tasks import TASKS
@@ -221,6 +221,15 @@ def test_a_download_that_breaks_is_one_line_and_the_next_one_succeeds(served, na
     assert "\n" not in str(error.value)
     served.faults.clear()
     assert LOADERS[name]()
+
+
+def test_a_file_is_missing_only_if_the_hub_says_so(served):
+    assert find_file("ada/bert", "recipe.toml") is None
+    served.fail("HEAD", "/vocab.txt$", times=100, status=503)
+    with pytest.raises(UsageError, match=r"^vocab\.txt of ada/bert"):
+        find_file("ada/bert", "vocab.txt")
+    served.faults.clear()
+    assert find_file("ada/bert", "vocab.txt").is_file()
 
 
 OTHER_NAMES = {  # program -> the part of a name that it writes otherwise, and how

@@ -18,7 +18,7 @@ from bertkit.model.checkpoint import load_model
 from bertkit.reports.tables import list_shown
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
-from bertkit.tasks.squad import SQUAD, VERSIONS, describe_windows
+from bertkit.tasks.squad import SQUAD, VERSIONS, SpanAnswers, describe_windows
 from bertkit.tasks.task import score_summaries
 from bertkit.training.recipe import Recipe, load_recipe
 from bertkit.training.run import run
@@ -240,6 +240,12 @@ def test_a_run_killed_after_its_first_part_goes_on(tmp_path, start):
 def test_tau_is_explained():
     (line,) = TASKS["squad2"].comment({"f1": 50.1, "majority_f1": 50.0, "tau": 2.5})
     assert "more than tau = 2.500 above no answer (null_score_diff_threshold = -2.500 in the reference code)" in line
+
+
+def test_an_answer_says_how_far_it_is_from_the_threshold():
+    """The threshold is the score of no answer plus tau."""
+    result = {"answer": "", "best": {"text": "x", "score": 2.0}, "null_score": 3.0, "tau": 0.5}
+    assert SpanAnswers.describe(result) == "(no answer)  (1.50 below the threshold, best span 'x')"
 
 
 def test_predictions_belong_to_their_questions_however_training_is_ordered(tmp_path, start):

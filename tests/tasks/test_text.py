@@ -530,6 +530,13 @@ def test_a_threshold_between_very_likely_labels_divides_predictions_too(reviews)
     assert [result["labels"] for result in results] == [[], ["dear", "slow"]]
 
 
+def test_a_label_at_its_threshold_is_not_given():
+    """The sigmoid of 0 is 0.5, the threshold without rows that decide."""
+    answers = SEVERAL_LABELS.decode(np.array([[0.0, 0.1]]), ["dear", "slow"])
+    assert answers.rows.column("prediction").to_pylist() == [["slow"]]
+    assert [result["labels"] for result in answers.list_results()] == [["slow"]]
+
+
 def test_a_test_file_with_some_of_several_label_columns_is_not_taken_for_unlabelled(tmp_path, refused):
     rows = [{"text": f"text {number}", "x": number % 2, "y": 1} for number in range(40)]
     write_table(tmp_path / "d" / "train.csv", rows)

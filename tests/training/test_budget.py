@@ -266,6 +266,13 @@ def test_as_many_updates_as_fit_and_no_more_epochs_than_given(rte, phases, tmp_p
     assert (long["warmup_steps"], long["eval_steps"]) == (0.1, math.ceil(long["max_steps"] / 5))
 
 
+def test_steps_that_a_person_gave_are_kept_where_they_are_fewer(phases):
+    train = {"max_steps": 1000, "warmup_steps": 100, "eval_steps": 30, "logging_steps": 500}
+    own = phases.given | {"train": train}
+    facts = budget.limit_updates(Recipe.make(PRETRAIN, own), 100, 1000)
+    assert facts == {"max_steps": 100, "save_steps": 20, "logging_steps": 1, "warmup_steps": 0.1}
+
+
 class World:
     """A machine whose time passes as the test says; it stands for the clock and for the time module."""
 

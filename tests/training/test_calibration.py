@@ -15,6 +15,7 @@ from bertkit.inference.export import export
 from bertkit.metrics.calibration import fit_temperature
 from bertkit.model.checkpoint import load_config
 from bertkit.tasks import TASKS
+from bertkit.tasks.kinds import SINGLE_LABEL
 from bertkit.tasks.task import describe_temperature
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
@@ -175,6 +176,12 @@ def test_a_set_has_the_labels_that_are_likely_enough(root, name):
     chances = [result["probabilities"].items() for result in results]
     assert sets == [[label for label, chance in each if 1 - chance <= limit] for each in chances]
     assert len(set(map(tuple, sets))) > 1
+
+
+def test_a_set_has_the_labels_at_its_limit():
+    """The limit is the score of a row that decided it, so this row has its label in the set."""
+    (result,) = SINGLE_LABEL.decode(np.zeros((1, 2)), ["a", "b"], decided={"set_limit": 0.5}).list_results()
+    assert result["label_set"] == ["a", "b"]
 
 
 def test_sets_that_cannot_be_given_are_refused(root, tmp_path, refused):

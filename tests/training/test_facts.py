@@ -82,6 +82,7 @@ def test_a_value_that_was_given_is_not_taken_for_a_settled_one(given, tmp_path, 
     """A run with a person's rate is another run than one that leaves the rate open."""
     settled = settle(Recipe.make(CLASSIFY, given, {"train": {"learning_rate": 1e-3}}), 96)
     assert settled.settled == ["optim", "num_train_epochs"]
+    assert resolve(settled, {"learning_rate": 7.8e-5}) == settled
     (tmp_path / "run").mkdir()
     save_recipe(settled.to_dict(), tmp_path / "run" / "recipe.toml")
     (tmp_path / "run" / "training_log.jsonl").touch()  # it has begun

@@ -27,6 +27,24 @@ def test_options_that_are_new_leave_older_runs_what_they_are(tmp_path, refused):
         find_finished(tmp_path, draft(TASKS["rte"], {"data": {"tune_share": 0.5}}))
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"baseline": False},
+        {"data": {"max_tokens": 512}},
+        {"train": {"per_device_train_batch_size": 2}},
+        {"train": {"per_device_eval_batch_size": 2}},
+        {"train": {"gradient_checkpointing": True}},
+        {"train": {"dataloader_num_workers": 1}},
+    ],
+)
+def test_a_run_on_another_machine_is_the_same_run(tmp_path, change):
+    save_recipe(draft(TASKS["rte"]).to_dict(), tmp_path / "recipe.toml")
+    (tmp_path / "metrics.json").write_text('{"score": 0.5}')
+    (tmp_path / "training_log.jsonl").touch()
+    assert find_finished(tmp_path, draft(TASKS["rte"], change)) == {"score": 0.5}
+
+
 def test_a_directory_is_held_by_one_at_a_time(tmp_path, monkeypatch):
     """The lock belongs to an open file, so a second lock in the same process fails as in another process."""
     monkeypatch.setattr(files, "LOCK_PATIENCE", 0.2)

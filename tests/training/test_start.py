@@ -37,6 +37,8 @@ def root(tmp_path_factory):
     sizes = {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 16, "initializer_range": 0.5}
     write_checkpoint(root / "bert", **sizes)
     write_checkpoint(root / "causal", **sizes, is_decoder=True)
+    write_checkpoint(root / "bare", **sizes)
+    bertkit.BertModel.from_pretrained(root / "bert", add_pooling_layer=False).save_pretrained(root / "bare")
     write_reviews(root / "reviews.csv", 160)
     return root
 
@@ -313,21 +315,24 @@ def test_a_start_needs_a_head_that_can_be_solved(root, refused):
     ],
 )
 def test_an_open_start_is_solved_where_the_vectors_tell_something(root, tmp_path, columns, label, start, reason):
-    """A run whose start was decided has the weights of one whose start was given, and continues as it was begun."""
+    """A run whose start was decided has the weights of one whose start was given, and continues as it was begun.
+
+    The checkpoint has no pooler: a random start has a random one, a solved start one that changes nothing.
+    """
     table, rng = write_reviews(tmp_path / "reviews.jsonl", 160), np.random.default_rng(0)
     rows = [json.loads(line) | {"chance": rng.choice(["a", "b"])} for line in table.read_text("utf-8").splitlines()]
     table.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
-    data, lines = {"dir": str(table), "text": columns}, []
-    metrics = train(root, tmp_path / "run", label, {"start": "auto"}, report=lines.append, **data)
+    data, lines, bare = {"dir": str(table), "text": columns}, [], {"checkpoint": str(root / "bare")}
+    metrics = train(root, tmp_path / "run", label, bare, {"start": "auto"}, report=lines.append, **data)
     assert [line for line in lines if line.startswith("the head starts at random")] == (
         [f"the head starts at random: {reason}"] if reason else []
     )
     written = load_recipe(tmp_path / "run" / "recipe.toml")
     assert (written.start, "start" in written.settled, "kept" in metrics) == (start, True, start == "solved")
-    train(root, tmp_path / "given", label, {"start": start}, **data)
+    train(root, tmp_path / "given", label, bare, {"start": start}, **data)
     assert_same_bits(read_weights(tmp_path / "run"), read_weights(tmp_path / "given"))
     assert run(written, output=tmp_path / "again") == metrics
-    assert train(root, tmp_path / "run", label, {"start": "auto"}, **data) == metrics, "nothing is repeated"
+    assert train(root, tmp_path / "run", label, bare, {"start": "auto"}, **data) == metrics, "nothing is repeated"
 
 
 def test_planned_checkpoints_are_left_out_in_a_short_training(root, tmp_path):
