@@ -20,7 +20,6 @@ TRANSPORTS = ("aiohttp", "httpcore", "httpcore2", "httpx", "httpx2", "requests",
 
 # The name of a file while it is being written (`bertkit.system.files`).
 UNFINISHED = re.compile(r"\.([^/]+)\.[0-9a-f]{16}\.unfinished$")
-CONVERT = "convert the file, for Western European text with iconv -f cp1252 -t utf-8"
 DENIED = "change its permissions or those of the folders above it, or name another path"
 PATHS = {  # errno of an unusable path -> the next step
     errno.EACCES: DENIED,
@@ -120,8 +119,6 @@ def as_usage_error(what: str, remedy: str = "") -> Iterator[None]:
             raise
         found = join_lines(error.__cause__ or error).rstrip(".")
         step = remedy or ("" if "; " in found else "correct it")
-        if isinstance(error, UnicodeDecodeError):
-            step = CONVERT
         if step:
             found = f"{found}; {step}"
         raise UsageError(f"{what} cannot be used: {found}") from None

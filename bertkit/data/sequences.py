@@ -200,6 +200,8 @@ def stack_summaries(summaries: Sequence[np.ndarray]) -> np.ndarray:
     """Return the summaries (S, ...) of all sequences, padded with IGNORED where their sizes differ."""
     sizes = np.array([summary.shape for summary in summaries])
     widths = sizes.max(axis=0) - sizes  # words have a label each
+    if not widths.any():
+        return np.stack(summaries)
     return np.stack(
         [
             np.pad(summary, [(0, width) for width in row], constant_values=IGNORED)

@@ -42,7 +42,7 @@ from bertkit.tasks.task import CHOSEN_ON_DEV, PredictionSettings, Task
 from bertkit.tasks.text import CLASSIFICATION
 from bertkit.training.predictions import MISTAKES, format_table, join_rows, list_mistakes, read_table
 from bertkit.training.prepare import set_apart
-from bertkit.training.recipe import Recipe, load_recipe, read_recipe
+from bertkit.training.recipe import Recipe, load_recipe, read_recipe, resolve
 from bertkit.training.run_dir import (
     DATA,
     ENVIRONMENT,
@@ -136,8 +136,8 @@ def open_scored(run: str, predictor: Predictor) -> ScoredModel:
     if recipe is None:
         columns = {"text": predictor.trained} if predictor.trained else {}
         recipe = Recipe.make(task, {"checkpoint": run, "data": columns}, config=config)
-    recipe = replace(recipe, data={**recipe.data, **changes})
-    decided = {name: value for name in ("tau", "thresholds") if (value := getattr(config, name)) is not None}
+    recipe = resolve(recipe, {key: value for key, value in changes.items() if key in recipe.data})
+    decided = dict(predictor.settings.decided)
     if config.problem_type and LABEL_KINDS[config.problem_type].has_several:
         decided.setdefault("thresholds", [FIXED_THRESHOLD] * config.num_labels)
     return ScoredModel(run, task, recipe, predictor.settings, predictor.precision, decided)
@@ -191,7 +191,7 @@ def evaluate(
     if given is None:
         examples = read_own(scored, report)
     else:
-        scored = replace(scored, recipe=replace(scored.recipe, data={**scored.recipe.data, "dir": given, **columns}))
+        scored = replace(scored, recipe=resolve(scored.recipe, {"dir": given, **columns}))
         examples = task.load(scored.recipe.data, report, scored.settings.model.config)
     if not examples:
         step = ", or name their column with --label" if "label" in task.options else ""

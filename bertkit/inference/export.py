@@ -41,6 +41,7 @@ from bertkit.system.hub import CARD
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.kinds import get_trained_kind
 from bertkit.tasks.prediction import summarize_split
+from bertkit.training.recipe import resolve
 from bertkit.training.run_dir import CALIBRATION_FILE, RECIPE_FILE, describe_environment
 
 TOLERANCE = 1e-4  # tolerance of probabilities
@@ -289,9 +290,7 @@ class Dev:
 def load_dev(scored: ScoredModel, folder: str | None = None) -> Dev:
     """Return the rows of a run's dev split, or of that in another folder."""
     if folder:
-        scored = replace(
-            scored, recipe=replace(scored.recipe, data={**scored.recipe.data, "dir": folder, "trial_rows": 0})
-        )
+        scored = replace(scored, recipe=resolve(scored.recipe, {"dir": folder, "trial_rows": 0}))
     dev = read_own(scored, ignore)[next(iter(scored.task.splits))]
     data = scored.task.encode(dev, scored.settings.tokenizer, scored.recipe, "dev")
     return Dev(scored, data, scored.task.tabulate_examples(dev).groups)

@@ -259,7 +259,7 @@ class Predictor:
         troubles = {
             f"{output} must end in .jsonl, {', '.join(WRITERS)}": suffix not in ("", ".jsonl", *WRITERS),
             f"transformers has no pipeline for {head}; leave out --format pipeline": (
-                is_pipeline and not get_form(self.sample_result).pipeline
+                is_pipeline and not get_form(self.sample_result).has_pipeline
             ),
             "transformers' pipelines have no label sets; leave out --coverage or --format pipeline": (
                 is_pipeline and self.settings.set_limit is not None

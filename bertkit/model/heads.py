@@ -231,7 +231,7 @@ class BertForSequenceClassification(BertWithClassifier):
         Args:
             labels: (B,) classes; (B, L) scores, or (B,) if L = 1; or (B, L), 0 or 1 for each independent label.
             window_indices: (R,) those of the real windows in the flattened (B * W), and `real_indices` (N,) those of
-                the tokens in (R * T), from `index_true`; None: they are computed here.
+                the tokens in (R * T), from `index_tokens`; None: they are computed here.
 
         Raises:
             ValueError: There are windows, but `window_pooling` is not set.
@@ -329,7 +329,7 @@ class BertForTokenClassification(BertWithClassifier):
     def compute_scores(self, outputs: Encoded, layout: Layout, labels: Tensor | None, count: Count) -> Scored:
         """Return logits (B, T, L), zero at padding when packed, and the loss if labels are given.
 
-        With `read_indices` from `index_true` logits at tokens without a label may be zero, too.
+        With `read_indices` from `index_tokens` logits at tokens without a label may be zero, too.
 
         Args:
             labels: (B, T), -100 at tokens without a label. See `ignore_masked`.

@@ -233,7 +233,7 @@ class BertForPreTraining(BertLMHead):
             num_sequences_in_batch: Sequences of the whole update, which divide the next-sentence loss. If only the
                 tokens are known (stock Trainer), the batch is weighted by its share of the labelled tokens.
             kwargs: `targets_only`, whether to decode only the labelled positions, None: in training, which then returns
-                no token logits; and from `index_true` `target_indices` (M,) of the labelled positions,
+                no token logits; and from `index_tokens` `target_indices` (M,) of the labelled positions,
                 `read_indices` (W,) of those and the first tokens, and `real_indices` (N,) of the real tokens.
         """
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)

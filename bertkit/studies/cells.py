@@ -226,7 +226,7 @@ def describe_time(study: Study, output: Path, report: Report) -> list[str]:
         recipes = [(origin.directory, origin.recipe) for origin in origins]
         for directory, cell in cells.items():
             start = {"checkpoint": str(left[cell.origin])} if cell.origin else {}
-            recipes += [(directory, replace(cell.recipe, **start))] * len(cell.runs)
+            recipes += [(directory, resolve(cell.recipe, start))] * len(cell.runs)
         earlier = [(f"{directory}/{FIRST}", make_first(recipe)) for directory, recipe in recipes]
         for directory, recipe in [*recipes, *((directory, recipe) for directory, recipe in earlier if recipe)]:
             same = merge(

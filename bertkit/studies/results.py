@@ -65,7 +65,7 @@ def check_all_finished(results: StudyResults, output: Path) -> None:
 
 
 def group_cells(cells: Iterable[Cell]) -> list[list[Cell]]:
-    """Group the cells by row and column, without the is_pretraining ones."""
+    """Group the cells by row and column, without those that show a pretraining."""
     groups: dict[tuple[str, str], list[Cell]] = {}
     for cell in cells:
         if not cell.is_pretraining:

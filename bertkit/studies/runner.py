@@ -45,7 +45,7 @@ from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.training.arguments import make_arguments
 from bertkit.training.prepare import name_examples
-from bertkit.training.recipe import RecipePart, merge, read_recipe, save_recipe
+from bertkit.training.recipe import RecipePart, merge, read_recipe, resolve, save_recipe
 from bertkit.training.run_dir import DATA, ENVIRONMENT, METRICS_FILE, identify, read_environment
 from bertkit.training.study_results import StudyResults
 
@@ -322,7 +322,7 @@ def make_jobs(
     """Return the jobs of the pretrainings and those of all other runs, by run directory relative to the study's."""
     first = {one.directory: RunJob(one.recipe, str(output / one.directory), one.steps) for one in pretrainings}
     rest = {
-        directory: RunJob(replace(cell.recipe, train={**cell.recipe.train, "seed": seed}), str(output / directory))
+        directory: RunJob(resolve(cell.recipe, {"seed": seed}), str(output / directory))
         for cell in cells
         if not cell.is_pretraining and not cell.members
         for seed, directory in cell.runs.items()

@@ -128,10 +128,8 @@ class Search:
         with hold_directory(self.folder):
             save_recipe(identity, path)
             best = self.make_recipe(self.run_trials(prepared))
-            return (
-                best,
-                prepared if best.batch_size == self.recipe.batch_size else None,
-            )  # a batch size may order the data
+            # Another batch size may order the data in another way.
+            return best, prepared if best.batch_size == self.recipe.batch_size else None
 
     def run_trials(self, prepared: Prepared) -> dict[str, Any]:
         """Do the trials that are left, and return the best values; empty if no trial is complete."""

@@ -22,7 +22,7 @@ class Answers:
     """The answers to the rows of a split, or to inputs, in order."""
 
     key: str  # the key that results of this form have, and those of no later one in FORMS
-    pipeline = ""  # the name of transformers' pipeline for the same results; empty if there is none
+    has_pipeline = False  # whether transformers has a pipeline for the same results
     # The right and the predicted answers, and the numbers that scores are made of: the columns of the prediction table
     # without those of `Task.tabulate_examples`
     rows: pa.Table

@@ -99,10 +99,9 @@ class MaskAnswers(Answers):
     """The likeliest words for each mask of each input."""
 
     key = "masks"
-    pipeline = "fill-mask"
-    masks: Sequence[
-        Sequence[Sequence[tuple[str, float]]]
-    ]  # for each input and each of its masks, words and probabilities
+    has_pipeline = True
+    # For each input and each of its masks, the words with their probabilities
+    masks: Sequence[Sequence[Sequence[tuple[str, float]]]]
     pairs: Sequence[np.ndarray | None]  # next-sentence logits (2,) of two texts
 
     def list_results(self) -> list[Result]:

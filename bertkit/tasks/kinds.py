@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-from scipy.special import expit, softmax
 
 from bertkit.data.labels import REGRESSION, SEPARATOR, SEVERAL, SINGLE, normalise, read_list
-from bertkit.metrics.calibration import measure_calibration
+from bertkit.metrics.calibration import compute_probabilities, measure_calibration
 from bertkit.metrics.classification import FIXED_THRESHOLD, name_each, score_classes, score_labels, tune_thresholds
 from bertkit.metrics.rows import WeightedScore, measure_numbers
 from bertkit.metrics.table import (
@@ -55,7 +54,7 @@ class ClassAnswers(Answers):
     """A class for each row."""
 
     key = "label"
-    pipeline = "text-classification"
+    has_pipeline = True
     names: Sequence[str]
     best: np.ndarray  # (S,) the likeliest class
     probabilities: np.ndarray  # (S, L)
@@ -95,7 +94,7 @@ class LabelAnswers(Answers):
     """Any number of labels for each row: those whose probability is above their threshold."""
 
     key = "labels"
-    pipeline = "text-classification"
+    has_pipeline = True
     names: Sequence[str]
     probabilities: np.ndarray  # (S, L)
     thresholds: Sequence[float]  # (L,)
@@ -140,7 +139,7 @@ class NumberAnswers(Answers):
     """A number for each row."""
 
     key = "score"
-    pipeline = "text-classification"
+    has_pipeline = True
     names: Sequence[str]  # the label of the number
     numbers: np.ndarray  # (S, L), of which the table has the first column
     labels: np.ndarray | None  # (S,) the right numbers
@@ -282,7 +281,7 @@ class SingleLabel(Kind):
         labels: np.ndarray | None = None,
         decided: Decisions | None = None,
     ) -> Answers:
-        probabilities = softmax(check_finite(logits).astype(np.float64), axis=1)
+        probabilities = compute_probabilities(check_finite(logits), several=False)
         return ClassAnswers(names, logits.argmax(1), probabilities, labels, (decided or {}).get("set_limit"))
 
     def describe(self, names: Sequence[str], has_sets: bool) -> Schema:
@@ -346,7 +345,7 @@ class SeveralLabels(Kind):
         decided: Decisions | None = None,
     ) -> Answers:
         # In 64 bits, as for the thresholds: fp32 rounds the probabilities of likely labels to 1.
-        probabilities = expit(check_finite(logits).astype(np.float64))
+        probabilities = compute_probabilities(check_finite(logits), several=True)
         thresholds, is_tuned = (decided or {}).get("thresholds"), True
         if thresholds is None and labels is not None:
             thresholds = tune_thresholds(probabilities, labels).tolist()

@@ -87,7 +87,9 @@ def run_model(
         outputs, batch = compute(task, model, make_batch(numbers.tolist()), precision)
         rows = task.summarize(outputs, batch, settings)
         if isinstance(rows, Tensor):
-            rows = scale_logits(rows.cpu().numpy(), model.config.temperature)
+            rows = rows.cpu().numpy()
+        if task.is_classifier:
+            rows = scale_logits(rows, model.config.temperature)
         for number, row in zip(numbers.tolist(), rows, strict=True):
             summaries[number] = row
     return summaries

@@ -125,7 +125,7 @@ class SwagTask(FineTuningTask):
 
     def format_predictions(self, answers: Answers, data: Groups, split: str) -> dict[str, str]:
         """Return a file named as the split's, the number of each question and of its ending as CSV."""
-        rows = "".join(f"{number},{result['ending']}\n" for number, result in enumerate(answers.list_results()))
+        rows = "".join(f"{number},{logits.argmax()}\n" for number, logits in enumerate(answers.logits))
         return {SWAG_FILES[split]: f"index,pred\n{rows}"}
 
     # --- Answers ------------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ class TagAnswers(Answers):
     """The tags of each sentence, and the entities in it if they are of a known scheme, else its words."""
 
     key = "tags"
-    pipeline = "token-classification"
+    has_pipeline = True
     text: TaggedText
     tags: Sequence[Sequence[str]]
     likely: Sequence[Sequence[float]] | None  # the probability of each word's label; None if only tags are known

@@ -280,7 +280,7 @@ class TextTask(FineTuningTask):
         return read_texts(given, settings.pairs)
 
     def schema(self, settings: PredictionSettings) -> tuple[Schema, Schema]:
-        """Return the schemas of a sentence or two, and of what `answer` returns."""
+        """Return the schemas of a sentence or two, and of the answers."""
         kind = get_trained_kind(settings.model.config)
         answers = kind.describe(settings.labels, settings.set_limit is not None)
         return describe_texts(SAMPLE_PAIR, settings), answers

@@ -173,7 +173,7 @@ def time_updates(recipe: Recipe, model: nn.Module, rows: Subset, seconds: float,
         train = TRAIN_ONLY | {"max_steps": updates}
         if "per_device_train_batch_size" in recipe.train:  # without it `max_tokens` divides the update
             train["per_device_train_batch_size"] = min(size, micro)
-        short = replace(recipe, batch_size=size * args.world_size, patience=0, train={**recipe.train, **train})
+        short = resolve(recipe, {"batch_size": size * args.world_size, "patience": 0, **train})
         parts = TASKS[recipe.task], model, make_arguments(short, folder), {"train": rows}, short
         noted = UpdateEnds()
         trainer = make_trainer(*parts, ignore, ignore, callbacks=[noted])

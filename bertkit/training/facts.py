@@ -1,6 +1,7 @@
 """The learning rate, epochs, optimizer and start that the preset `auto` leaves to the training rows.
 
-They are facts for `bertkit.training.recipe.resolve`, as are the tokens that fit into memory (`parts.py`).
+They are facts for `bertkit.training.recipe.resolve`, as are the tokens that fit into memory (`parts.py`). `settle`
+gathers all of them, and loads the model.
 
 The paper's few epochs at a low rate are for thousands of rows. On fewer rows fine-tuning fails mostly because it is too
 short and Adam's bias is not corrected (Mosbach et al. 2021, Zhang et al. 2021): a training therefore has at least
@@ -17,7 +18,6 @@ the head is random.
 """
 
 import copy
-from dataclasses import replace
 from math import ceil
 from typing import Any
 
@@ -43,9 +43,8 @@ from bertkit.training.recipe import ADAPTED, Recipe, resolve
 
 LEAST_EPOCHS, MOST_EPOCHS = 3, 20
 RATE_TIMES_HIDDEN = 0.03
-LEAST_EXPLAINED = (
-    0.05  # share of a constant answer's loss that a solved head explains: 0.01 on CoLA, 0.1 on 50 rows of SST-2
-)
+# Share of a constant answer's loss that a solved head explains: 0.01 on CoLA, 0.1 on 50 rows of SST-2
+LEAST_EXPLAINED = 0.05
 MOST_SOLVED, MOST_SOLVED_WORDS = 20_000, 50_000  # texts and words that a head is solved on
 UNUSED = ("batch_size", "patience", *ADAPTED, "max_steps", "warmup_steps")  # keys of a training by gradients
 
@@ -61,7 +60,7 @@ def settle(
     """
     if "train" in prepared.data:
         recipe = resolve(recipe, describe_rows(recipe, len(prepared.data["train"]), report, prepared.pairs))
-    start = replace(recipe, checkpoint=first, reinit_layers=0) if first else recipe
+    start = resolve(recipe, {"checkpoint": first, "reinit_layers": 0}) if first else recipe
     set_seed(recipe.train["seed"])  # a run must not depend on whether its data were prepared here
     model, new = load_head(task, start, prepared.settings, report)
     rows = next(iter(prepared.data.values()))
@@ -71,7 +70,7 @@ def settle(
             recipe = resolve(recipe, solve_start(task, recipe, model, prepared, report))
             set_seed(recipe.train["seed"])
             if not recipe.starts_solved:
-                model, _ = load_head(task, replace(start, start=recipe.start), prepared.settings, report)
+                model, _ = load_head(task, resolve(start, {"start": recipe.start}), prepared.settings, report)
         else:
             report("the training starts from the classifier of the checkpoint, which is for these labels")
     return resolve(recipe, bound_tokens(recipe, task, model, rows, device)), model

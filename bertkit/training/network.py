@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -15,6 +14,7 @@ from bertkit.model.checkpoint import check_weights, find_file, load_config, load
 from bertkit.system.hub import CARD
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.task import Task
+from bertkit.training.recipe import resolve
 
 if TYPE_CHECKING:
     from bertkit.training.recipe import Recipe
@@ -70,7 +70,7 @@ def fit_lengths(task: Task, recipe: "Recipe", positions: int) -> "Recipe":
     lengths = {"max_length": positions}
     if "max_query_length" in data and "max_query_length" not in given:
         lengths["max_query_length"] = min(data["max_query_length"], positions // 2)  # as in predictions
-    recipe = replace(recipe, data={**data, **lengths})
+    recipe = resolve(recipe, lengths)
     task.check(recipe)
     return recipe
 

@@ -104,7 +104,7 @@ def set_apart(recipe: Recipe, examples: dict[str, Any]) -> dict[str, Any]:
     dev = next(iter(task.splits), "")
     if rows := recipe.data.get("trial_rows"):
         share = min(rows / len(task.tabulate_examples(examples["train"])), MOST_TRIAL_ROWS)
-        held, others = divide(task, examples["train"], share, "trial_rows rows of train")
+        held, others = divide(task, examples["train"], share, "data.trial_rows of train")
         return {"train": others, dev: held}
     if (share := recipe.data.get("tune_share")) and TUNE not in examples:
         tune, rest = divide(task, examples[dev], share)

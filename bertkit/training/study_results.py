@@ -70,7 +70,7 @@ class StudyRow(msgspec.Struct):
     step: int | None  # the update of the pretraining that the row starts from; None for the last
 
 
-class StudyCell(msgspec.Struct):
+class StudyCell(msgspec.Struct, kw_only=True):
     """A row, column and setting with its runs and the statistics over the finished ones; None if undefined."""
 
     row: str
@@ -78,7 +78,7 @@ class StudyCell(msgspec.Struct):
     task: str
     setting: dict[str, Any]  # the value of each axis of the grid
     directory: str
-    is_pretraining: bool  # whether the cell shows the pretraining of its row
+    is_pretraining: bool = False  # whether the cell shows the pretraining of its row
     runs: list[StudyRun]
     n: int  # finished runs that have the column's metric
     failed: int

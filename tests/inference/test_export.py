@@ -62,7 +62,7 @@ def test_an_export_answers_as_its_run(head):
         assert exported.settings.lengths == exact.settings.lengths == {"long": "mean"}
     if head == "BertForQuestionAnswering":
         assert {result["tau"] for result in found} == {0.25}
-    if get_form(found[0]).pipeline:
+    if get_form(found[0]).has_pipeline:
         found, expected = map(exported.format_for_pipeline, found), map(exact.format_for_pipeline, expected)
         assert find_difference(list(found), list(expected)) < 1e-4
 

@@ -145,14 +145,14 @@ def test_a_process_that_dies_is_started_again_and_one_that_says_why_is_not(recip
     monkeypatch.setattr(Fake, "codes", {name: list(codes) for name, codes in CODES.items()})
     said, last = [], {}
 
-    def hear(output, news):
+    def on_state(output, news):
         name = str(Path(output).relative_to(tmp_path))
         if isinstance(news, str):
             said.append(f"{name}: {news}")
         else:
             last[name] = news
 
-    assert Runs(tmp_path, [make_job(recipe, tmp_path, name) for name in CODES], hear, Fake, 2).execute() == 0
+    assert Runs(tmp_path, [make_job(recipe, tmp_path, name) for name in CODES], on_state, Fake, 2).execute() == 0
     ended = "its process has ended (SIGKILL)"
     again = [f"{name}: {ended}; starting it again" for name in ("often", "often", "often", "once")]
     assert sorted(said) == ["crash: its process has ended (exit code 1); starting it again"] * 3 + again

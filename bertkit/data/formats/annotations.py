@@ -25,7 +25,7 @@ from msgspec import Raw, Struct, convert, to_builtins
 from msgspec.json import decode
 
 from bertkit.data.formats.entities import TEXT_COLUMN, MarkedSpan, check_span
-from bertkit.data.formats.line import AGAIN, make_text, open_file, read_json, read_lines
+from bertkit.data.formats.line import AGAIN, CONVERT, make_text, open_file, read_json, read_lines
 from bertkit.data.formats.rows import SPLIT_NAMES, Columns, has_splits, read_splits, write_values
 from bertkit.data.formats.webanno import is_webanno, read_webanno
 from bertkit.errors import UsageError, as_usage_error
@@ -131,7 +131,7 @@ def _read_brat(folder: str, paths: Sequence[Path], report: Report) -> Columns:
     """Read brat's documents; a span in several places with other words between them is left out and counted."""
     rows, lost = [], 0
     for path in paths:
-        with open_file(source := path.with_suffix(".txt")) as stream, as_usage_error(str(source), AGAIN):
+        with open_file(source := path.with_suffix(".txt")) as stream, as_usage_error(str(source), CONVERT):
             text, spans = stream.read().decode(), []  # line ends are characters
         marks = []
         for bound in filter(None, map(BOUND.fullmatch, read_lines(path))):  # not relations, events and notes

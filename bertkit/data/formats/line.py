@@ -19,10 +19,11 @@ from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
-from bertkit.errors import CONVERT, UsageError, as_usage_error, explain_missing, join_lines
+from bertkit.errors import UsageError, as_usage_error, explain_missing, join_lines
 
 FILE_REMEDY = "give the official files with --data DIR"
 ARRAY_REMEDY = 'give an array of objects, as pandas writes with orient="records", or one object per line'
+CONVERT = "convert the file, for Western European text with iconv -f cp1252 -t utf-8"
 AGAIN = "correct it or get the file again"
 UTF8, CP1252 = "utf-8-sig", "cp1252"  # utf-8-sig drops a byte order mark
 CHARACTERS_AT_ONCE = 1 << 16
@@ -291,9 +292,12 @@ def read_json(path: str | Path, form: type[Parsed], remedy: str = AGAIN, encodin
     with open_file(path) as stream:
         content = stream.read()
     with as_usage_error(str(path), remedy):
-        if encoding != UTF8:
-            content = content.decode(encoding).encode()
-        return decode_json(msgspec.json.Decoder(form), content.removeprefix(codecs.BOM_UTF8))
+        try:
+            if encoding != UTF8:
+                content = content.decode(encoding).encode()
+            return decode_json(msgspec.json.Decoder(form), content.removeprefix(codecs.BOM_UTF8))
+        except UnicodeDecodeError as error:
+            raise UsageError(f"{path} cannot be used: {join_lines(error)}; {CONVERT}") from None
 
 
 def parse_line(text: str | bytes, decoder: msgspec.json.Decoder = INPUT) -> Any:
