@@ -21,7 +21,15 @@ from scipy.special import expit, softmax
 
 from bertkit.data.labels import REGRESSION, SEPARATOR, SEVERAL, SINGLE, normalise, read_list
 from bertkit.metrics.calibration import measure_calibration
-from bertkit.metrics.classification import FIXED_THRESHOLD, name_each, score_classes, score_labels, tune_thresholds
+from bertkit.metrics.classification import (
+    F1,
+    FIXED_THRESHOLD,
+    ThresholdRule,
+    name_each,
+    score_classes,
+    score_labels,
+    tune_thresholds,
+)
 from bertkit.metrics.rows import WeightedScore, measure_numbers
 from bertkit.metrics.table import (
     LABEL,
@@ -57,17 +65,31 @@ class ClassAnswers(Answers):
     key = "label"
     pipeline = "text-classification"
     names: Sequence[str]
-    best: np.ndarray  # (S,) the likeliest class
+    logits: np.ndarray  # (S, L)
     probabilities: np.ndarray  # (S, L)
+    thresholds: Sequence[float] | None  # (2,) that of the class that has one, and 0; None: the likeliest class is taken
+    rule: ThresholdRule | None  # how the threshold was chosen
     labels: np.ndarray | None  # (S,) the right classes
     set_limit: float | None  # the highest conformity score of a label in a label set; None: no label sets
+
+    @cached_property
+    def best(self) -> np.ndarray:
+        """Return (S,) the likeliest class, or the one with a threshold where its probability is above that."""
+        if self.thresholds is None:
+            return self.logits.argmax(1)
+        label = int(np.argmax(self.thresholds))
+        return np.where(self.probabilities[:, label] > self.thresholds[label], label, 1 - label)
 
     @cached_property
     def rows(self) -> pa.Table:
         spelled = np.array(self.names, object)
         columns = {} if self.labels is None else {LABEL: spelled[self.labels]}
         columns[PREDICTION] = spelled[self.best]
-        return make_rows(columns | name_probabilities(self.probabilities, self.names), names=list(self.names))
+        facts = {} if self.thresholds is None else {"decided": {"thresholds": list(self.thresholds)}}
+        if self.rule is not None:
+            facts["asked"] = {self.rule.score: self.rule.value}
+        columns |= name_probabilities(self.probabilities, self.names)
+        return make_rows(columns, names=list(self.names), **facts)
 
     def list_results(self) -> list[Result]:
         results: list[Result] = []
@@ -218,13 +240,15 @@ class Kind:
         names: Sequence[str],
         labels: np.ndarray | None = None,
         decided: Decisions | None = None,
+        rule: ThresholdRule | None = None,
     ) -> Answers:
         """Return the answers of logits (S, L).
 
         Args:
             labels: The right answers; None without any.
             decided: The `thresholds` (L,) of several labels, which are else tuned on `labels`, or fixed without these,
-                and the `set_limit` of label sets.
+                those of two classes, of which one is 0, and the `set_limit` of label sets.
+            rule: How thresholds are chosen; None: two classes have none, and several labels those with the best F1.
         """
         raise NotImplementedError
 
@@ -281,9 +305,17 @@ class SingleLabel(Kind):
         names: Sequence[str],
         labels: np.ndarray | None = None,
         decided: Decisions | None = None,
+        rule: ThresholdRule | None = None,
     ) -> Answers:
         probabilities = softmax(check_finite(logits).astype(np.float64), axis=1)
-        return ClassAnswers(names, logits.argmax(1), probabilities, labels, (decided or {}).get("set_limit"))
+        thresholds = (decided or {}).get("thresholds")
+        if decided is None and rule is not None and labels is not None:
+            thresholds = [0.0, 0.0]
+            columns = probabilities[:, [rule.label]], (labels == rule.label)[:, None]
+            thresholds[rule.label] = float(tune_thresholds(*columns, rule)[0])
+        if thresholds is not None and (len(names) != 2 or 0 not in thresholds):  # those of a baseline of several labels
+            thresholds = None
+        return ClassAnswers(names, logits, probabilities, thresholds, rule, labels, (decided or {}).get("set_limit"))
 
     def describe(self, names: Sequence[str], has_sets: bool) -> Schema:
         probabilities = make_object(dict.fromkeys(names, PROBABILITY))
@@ -298,6 +330,10 @@ class SingleLabel(Kind):
         predictions, labels = (encode_names(rows.column(name).to_pylist(), names) for name in (PREDICTION, LABEL))
         probabilities = read_probabilities(rows, names)
         found: Scores = dict(score_classes(predictions, labels, names, probabilities))
+        if (thresholds := read_decided(rows).get("thresholds")) and probabilities is not None:
+            usual = score_classes(probabilities.argmax(1), labels, names)
+            found |= {f"fixed_{name}": score for name, score in usual.items()}
+            found |= name_each("threshold", names, thresholds)
         found |= name_each("count", names, np.bincount(labels, minlength=len(names)).tolist())
         return found if probabilities is None else found | measure_calibration(probabilities, labels)
 
@@ -344,12 +380,13 @@ class SeveralLabels(Kind):
         names: Sequence[str],
         labels: np.ndarray | None = None,
         decided: Decisions | None = None,
+        rule: ThresholdRule | None = None,
     ) -> Answers:
         # In 64 bits, as for the thresholds: fp32 rounds the probabilities of likely labels to 1.
         probabilities = expit(check_finite(logits).astype(np.float64))
         thresholds, is_tuned = (decided or {}).get("thresholds"), True
         if thresholds is None and labels is not None:
-            thresholds = tune_thresholds(probabilities, labels).tolist()
+            thresholds = tune_thresholds(probabilities, labels, rule or F1).tolist()
         elif thresholds is None:
             thresholds, is_tuned = [FIXED_THRESHOLD] * len(names), False
         return LabelAnswers(names, probabilities, list(thresholds), is_tuned, labels, (decided or {}).get("set_limit"))
@@ -412,6 +449,7 @@ class Number(Kind):
         names: Sequence[str],
         labels: np.ndarray | None = None,
         decided: Decisions | None = None,
+        rule: ThresholdRule | None = None,
     ) -> Answers:
         kind = NumberAnswers if len(names) == 1 else NumbersAnswers
         return kind(names, check_finite(logits), labels)
