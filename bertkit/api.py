@@ -131,12 +131,12 @@ def train(
             progress = stack.enter_context(show_bar()) if is_notebook() else ignore
         if definition:
             study = make_study(definition, merge(starter, given), where="train")
-            news = {"report": report, "progress": lambda found: progress(found["over"], found["runs"], {})}
+            news = {"report": report, "progress": lambda found: progress(found.over, found.runs, {})}
             results = run_study(study, output=output, workers=workers, **news)
             check_all_finished(results, output)
             if folds:
                 gather_folds(results, output)
-            return [Run(str(output / each["directory"])) for cell in results["cells"] for each in cell["runs"]]
+            return [Run(str(output / each.directory)) for cell in results.cells for each in cell.runs]
         clock = Clock.make(budget, given, time.monotonic()) if budget else None
         search_or_train(recipe, output=output, trials=search, clock=clock, report=report, progress=progress)
     return Run(str(output))

@@ -24,6 +24,16 @@ from bertkit.tasks.squad import SQUAD, VERSIONS
 from bertkit.training.recipe import TABLES, Recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import read_log
+from bertkit.training.study_results import (
+    PretrainingScore,
+    StudyCell,
+    StudyColumn,
+    StudyPretraining,
+    StudyResults,
+    StudyRow,
+    StudyRun,
+    StudyWinner,
+)
 from tests.conftest import change_task, draft
 from tests.corpora import write_text
 from tests.official import (
@@ -256,23 +266,22 @@ def make_texts(count, longest=20, seed=0):
 
 
 def make_results(grid, tasks, scores, rows=("",), seeds=(42, 43), select="best", paper=None, majority=None):
-    """Make the content of study.json; `scores(row, task, setting, seed)`: a score, None (failed) or "waiting"."""
+    """Make the results of a study; `scores(row, task, setting, seed)`: a score, None (failed) or "waiting"."""
     settings = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    states = {
+        None: {"status": "failed", "failure": "the loss is nan | lower it"},
+        "waiting": {"status": "running", "update": 12, "updates": 1234, "loss": 0.6931},
+    }
     cells, chosen = [], []
     for row, task in itertools.product(rows, tasks):
         group = []
         for setting in settings:
             directory = f"{row}/{task}/{len(group)}"
             values = [scores(row, task, setting, seed) for seed in seeds]
-            states = {
-                None: {"status": "failed", "failure": "the loss is nan | lower it"},
-                "waiting": {"status": "running", "update": 12, "updates": 1234, "loss": 0.6931},
-            }
-            runs = [
-                {"seed": seed, "directory": f"{directory}/seed-{seed}"}
-                | states.get(value, {"status": "finished", "metrics": {"score": value}})
-                for seed, value in zip(seeds, values, strict=True)
-            ]
+            runs = []
+            for seed, value in zip(seeds, values, strict=True):
+                state = states.get(value) or {"status": "finished", "metrics": {"score": value}}
+                runs.append(StudyRun(seed, f"{directory}/seed-{seed}", **state))
             done = [value for value in values if isinstance(value, float)]
             statistic = {
                 "n": len(done),
@@ -282,34 +291,25 @@ def make_results(grid, tasks, scores, rows=("",), seeds=(42, 43), select="best",
                 "best": max(done, default=None),
                 "at_or_below_majority": None if majority is None else sum(value <= majority for value in done),
             }
-            head = {"row": row, "column": task, "task": task, "setting": setting, "directory": directory, "runs": runs}
-            group.append(head | statistic | {"is_pretraining": False})
+            group.append(StudyCell(row, task, task, setting, directory, False, runs, **statistic))
         cells += group
-        scored = [cell for cell in group if cell["n"]]
+        scored = [cell for cell in group if cell.n]
         if scored:
-            best = max(scored, key=lambda cell: cell["best" if select == "best" else "mean"])
-            run = max((r for r in best["runs"] if r["status"] == "finished"), key=lambda r: r["metrics"]["score"])
-            winner = {"row": row, "column": task, "task": task, "setting": best["setting"], "cell": best["directory"]}
-            winner |= {"run": run["directory"], "seed": run["seed"], "score": run["metrics"]["score"]}
-            winner |= {"value": run["metrics"]["score"]}
-            chosen.append(winner | {"of_settings": len(scored), "of_runs": sum(cell["n"] for cell in scored)})
+            best = max(scored, key=lambda cell: cell.best if select == "best" else cell.mean)
+            run = max((r for r in best.runs if r.status == "finished"), key=lambda r: r.metrics["score"])
+            score, counts = run.metrics["score"], (len(scored), sum(cell.n for cell in scored))
+            head = (row, task, task, best.setting, best.directory, run.directory, run.seed)
+            chosen.append(StudyWinner(*head, score, score, score, *counts))
+    published = paper or {}
     columns = {
-        task: {"task": task, "metric": "accuracy", "name": name, "unit": "fraction", "lower_is_better": False}
-        | {"split": "dev", "published": (paper or {}).get(task, {}), "paper": "", "short": True}
+        task: StudyColumn(task, "accuracy", name, "fraction", False, "dev", published.get(task, {}), "")
         for task, name in tasks.items()
     }
-    definition = {"tasks": list(tasks), "seeds": list(seeds), "select": select}
-    return {
-        "definition": definition | ({"grid": {axis: list(values) for axis, values in grid.items()}} if grid else {}),
-        "finished": True,
-        "runs": len(cells) * len(seeds),
-        "failed": sum(cell["failed"] for cell in cells),
-        "columns": columns,
-        "rows": {row: {"paper": {}, "pretraining": None, "step": None} for row in rows},
-        "pretrainings": [],
-        "cells": cells,
-        "chosen": chosen,
-    }
+    definition = {"seeds": list(seeds), "select": select}
+    definition |= {"grid": {axis: list(values) for axis, values in grid.items()}} if grid else {}
+    runs, failed = len(cells) * len(seeds), sum(cell.failed for cell in cells)
+    shown = {row: StudyRow({}, None, None) for row in rows}
+    return StudyResults(definition, True, runs, runs, failed, columns, shown, [], cells, chosen)
 
 
 COLUMNS = {"rte": "accuracy", "cola": "Matthews correlation"}
@@ -337,42 +337,37 @@ def make_ablation():
 
     names = {"MNLI-m": "accuracy", "QNLI": "accuracy"}
     results = make_results({}, names, score, rows=("BERT", "LTR"), select="mean")
-    for cell in results["cells"]:
-        for one in cell["runs"]:
-            if one["status"] == "failed":
-                one["failure"] = "its pretraining, pretrain/ltr, has failed"
+    for cell in results.cells:
+        for one in cell.runs:
+            if one.status == "failed":
+                one.failure = "its pretraining, pretrain/ltr, has failed"
             else:
-                one["metrics"] |= {"majority_accuracy": 0.5}
-        if cell["column"] == "MNLI-m" and cell["n"]:
-            cell["at_or_below_majority"] = 1
+                one.metrics |= {"majority_accuracy": 0.5}
+        if cell.column == "MNLI-m" and cell.n:
+            cell.at_or_below_majority = 1
     for name, task, paper in (("MNLI-m", "mnli", "dev"), ("QNLI", "qnli", "MRPC, accuracy, dev")):
-        results["columns"][name] |= {"task": task, "paper": paper, "short": False, "published": {"others": 0.9}}
-    perplexity = dict.fromkeys(("name", "metric"), "perplexity") | dict.fromkeys(("unit", "paper"), "")
-    perplexity |= {"task": "pretrain", "lower_is_better": True, "published": {}}
-    results["columns"]["LM (ppl)"] = results["columns"]["QNLI"] | perplexity
-    metrics = {"perplexity": 12.3456, "updates": 6000, "heldout_pairs": 1000}
-    state = {"status": "finished", "metrics": metrics}
-    statistic = {"n": 1, "failed": 0, "mean": 12.3456, "sd": None, "best": 12.3456, "at_or_below_majority": None}
-    shown = {"row": "BERT", "column": "LM (ppl)", "task": "pretrain", "setting": {}, "is_pretraining": True} | statistic
-    shown |= {"directory": "pretrain/bert", "runs": [{"seed": 1, "directory": "pretrain/bert"} | state]}
+        column = results.columns[name]
+        column.task, column.paper, column.published = task, paper, {"others": 0.9}
+    results.columns["LM (ppl)"] = StudyColumn("pretrain", "perplexity", "perplexity", "", True, "dev", {}, "")
+    state = {"status": "finished", "metrics": {"perplexity": 12.3456, "updates": 6000, "heldout_pairs": 1000}}
+    runs, statistic = [StudyRun(1, "pretrain/bert", **state)], (1, 0, 12.3456, None, 12.3456, None)
+    results.cells.append(StudyCell("BERT", "LM (ppl)", "pretrain", {}, "pretrain/bert", True, runs, *statistic))
     scores = [
-        {"name": "perplexity", "unit": "", "value": 12.3456},
-        {"name": "masked-LM accuracy", "unit": "fraction", "value": 0.25},
+        PretrainingScore("perplexity", "", 12.3456),
+        PretrainingScore("masked-LM accuracy", "fraction", 0.25),
     ]
     failed = {"status": "failed", "failure": "CUDA out of memory"}
-    return results | {
-        "definition": results["definition"] | {"average": ["MNLI-m", "QNLI"], "note": "RTE stands\nfor MRPC."},
-        "runs": 10,
-        "rows": {
-            "BERT": {"paper": {"MNLI-m": 84.4, "Average": 86}, "pretraining": "pretrain/bert", "step": None},
-            "LTR": {"paper": {"LM (ppl)": 3.99}, "pretraining": "pretrain/ltr", "step": None},
-        },
-        "pretrainings": [
-            {"rows": ["BERT"], "directory": "pretrain/bert", "steps": [], "scores": scores} | state,
-            {"rows": ["LTR"], "directory": "pretrain/ltr", "steps": [], "scores": []} | failed,
-        ],
-        "cells": [*results["cells"], shown],
+    results.definition |= {"average": ["MNLI-m", "QNLI"], "note": "RTE stands\nfor MRPC."}
+    results.runs = results.over = 10
+    results.rows = {
+        "BERT": StudyRow({"MNLI-m": 84.4, "Average": 86}, "pretrain/bert", None),
+        "LTR": StudyRow({"LM (ppl)": 3.99}, "pretrain/ltr", None),
     }
+    results.pretrainings = [
+        StudyPretraining(["BERT"], "pretrain/bert", [], scores, **state),
+        StudyPretraining(["LTR"], "pretrain/ltr", [], [], **failed),
+    ]
+    return results
 
 
 # --- Pages ------------------------------------------------------------------------------------------------------------

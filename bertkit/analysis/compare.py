@@ -31,7 +31,8 @@ from bertkit.tasks.task import Task, shorten_text
 from bertkit.tasks.text import CLASSIFICATION
 from bertkit.training.predictions import GROUP, KEY, TABLE_SUFFIX, format_cells, read_table
 from bertkit.training.recipe import read_recipe
-from bertkit.training.run_dir import METRICS_FILE, PREDICTIONS, RECIPE_FILE, STUDY_RESULT, read_study
+from bertkit.training.run_dir import METRICS_FILE, PREDICTIONS, RECIPE_FILE
+from bertkit.training.study_results import STUDY_RESULT, StudyResults
 
 UNDECIDED_VERDICT = "not told apart"
 MOST_ROWS = 10  # shown of the rows on which methods differ, over all comparisons
@@ -235,7 +236,7 @@ def list_runs(source: Path) -> Iterator[tuple[str, list[Path]]]:
             raise UsageError(f"{source} is not a finished run; repeat its command to continue it")
         yield str(source), [source]
     elif (source / STUDY_RESULT).is_file():
-        for cell in read_study(source).cells:
+        for cell in StudyResults.read(source).cells:
             paths = [source / run.directory for run in cell.runs if run.status == "finished"]
             # A pretraining has no task to compare by, and an ensemble no recipe.
             if paths and (paths[0] / RECIPE_FILE).is_file() and read_task(paths[0]) is not None:

@@ -67,11 +67,11 @@ from bertkit.training.run_dir import (
     METRICS_FILE,
     PREDICTIONS,
     RECIPE_FILE,
-    STUDY_RESULT,
     read_log,
     read_metrics,
     read_record,
 )
+from bertkit.training.study_results import STUDY_RESULT, StudyResults
 
 POINTS = 600  # per curve at most, about as many as a screen shows
 MOST_EXPLAINED = 10  # inputs whose explanations are shown
@@ -85,7 +85,7 @@ class Source:
 
     path: Path
     id: str
-    study: Mapping[str, Any]  # the content of study.json; empty for a run
+    study: StudyResults | None  # None for a run
     is_part: bool = False  # whether a run is included only because of its study
 
 
@@ -104,7 +104,7 @@ def write_page(paths: Sequence[Path], output: Path, report: Report = ignore) -> 
         is_finished = all((folder / name).is_file() for name in (METRICS_FILE, RECIPE_FILE))
         if is_finished and not any((folder / PREDICTIONS).glob(f"*{TABLE_SUFFIX}")):
             report(f"{folder} has no prediction tables, as in earlier versions; bertkit evaluate {folder} writes them")
-        part = describe_study(source, links) if source.study else describe_run(source, others)
+        part = describe_study(source, source.study, links) if source.study else describe_run(source, others)
         definition = folder / part["file"]
         parts.append(part | {"source": definition.read_text(encoding="utf-8") if definition.is_file() else ""})
     with as_usage_error(f"the page {output}"):
@@ -123,21 +123,24 @@ def list_sources(paths: Iterable[Path]) -> list[Source]:
     """Return the runs and studies, each once, and after each study its pretrainings and chosen runs."""
     sources: dict[Path, Source] = {}
 
-    def add(path: Path, study: Mapping[str, Any], is_part: bool = False) -> None:
+    def add(path: Path, study: StudyResults | None, is_part: bool = False) -> None:
         number = sum(bool(source.study) == bool(study) for source in sources.values()) + 1
         sources.setdefault(path.resolve(), Source(path, f"{'study' if study else 'run'}-{number}", study, is_part))
 
     for path in paths:
         if path.name in ("", ".."):  # show the real name of the working directory, or of one above it
             path = path.resolve()
-        study = read_object(path / STUDY_RESULT)
+        study = StudyResults.read(path) if (path / STUDY_RESULT).is_file() else None
         if not study and not is_run(path):
             raise UsageError(f"{path} is neither a run nor a study; give the --output of one")
         add(path, study)
-        names = [*(x["directory"] for x in study.get("pretrainings", [])), *(x["run"] for x in study.get("chosen", []))]
+        names = []
+        if study:
+            names += [origin.directory for origin in study.pretrainings]
+            names += [winner.run for winner in study.chosen]
         for name in dict.fromkeys(names):
             if is_run(path / name):
-                add(path / name, {}, is_part=True)
+                add(path / name, None, is_part=True)
     return list(sources.values())
 
 
@@ -165,9 +168,9 @@ def list_others(sources: Sequence[Source]) -> dict[Path, list[dict[str, Any]]]:
         metrics = [read_metrics(path / METRICS_FILE) for path in group if (path / METRICS_FILE).is_file()]
         found |= {path.resolve(): metrics for path in group}
     for source in sources:
-        for cell in source.study.get("cells", []):
-            done = [run["metrics"] for run in cell["runs"] if run["status"] == "finished"]
-            found |= {(source.path / run["directory"]).resolve(): done for run in cell["runs"]}
+        for cell in source.study.cells if source.study else []:
+            done = [run.metrics for run in cell.runs if run.status == "finished"]
+            found |= {(source.path / run.directory).resolve(): done for run in cell.runs}
     return found
 
 
@@ -378,21 +381,21 @@ def plot_reliability(probabilities: np.ndarray, labels: np.ndarray, split: str) 
 # --- A study ----------------------------------------------------------------------------------------------------------
 
 
-def describe_study(source: Source, links: Mapping[Path, str]) -> dict[str, Any]:
+def describe_study(source: Source, study: StudyResults, links: Mapping[Path, str]) -> dict[str, Any]:
     """Return the page's part on a study; `links` has the address of each run on the page."""
     checked = read_object(source.path / DOCTOR_FILE)
-    path, study, size = source.path, source.study, tables.describe_size(source.study).replace(" x ", " × ")
+    path, size = source.path, tables.describe_size(study).replace(" x ", " × ")
     definition, again = shlex.quote(str(path / STUDY_FILE)), shlex.quote(f"{path}-again")
 
     def find_link(directory: str) -> str:
         return links.get((path / directory).resolve(), "")
 
-    pretrainings = [tables.tabulate_pretrainings(study, find_link)] if study["pretrainings"] else []
+    pretrainings = [tables.tabulate_pretrainings(study, find_link)] if study.pretrainings else []
     return {
         "kind": "study",
         "id": source.id,
         "name": str(path),
-        "state": "" if study["finished"] else f"unfinished, {study['over']} of {study['runs']} runs so far",
+        "state": "" if study.finished else f"unfinished, {study.over} of {study.runs} runs so far",
         "summary": size,
         "scores": [tables.tabulate_summary(study, find_link)],
         "comments": [f"{size}.", tables.explain_scores(study)],
@@ -408,20 +411,19 @@ def describe_study(source: Source, links: Mapping[Path, str]) -> dict[str, Any]:
     }
 
 
-def tabulate_runs(study: Mapping[str, Any], find_link: Callable[[str], str]) -> Table:
+def tabulate_runs(study: StudyResults, find_link: Callable[[str], str]) -> Table:
     """Return the table of all runs, with links to those on the page."""
-    axes, with_intervals = list(study["definition"].get("grid", {})), tables.has_intervals(study)
+    axes, with_intervals = list(study.definition.get("grid", {})), tables.has_intervals(study)
     lines = []
-    for cell in study["cells"]:
-        row = tables.take_score_row(study, cell["column"])
-        for run in cell["runs"]:
-            name = TableCell(((run["directory"], ""),), find_link(run["directory"]))
-            settings = [tables.show_value(cell["setting"][axis]) for axis in axes]
-            metrics = run.get("metrics", {})
-            figures = [tables.show_score(row, metrics.get(row.key))]
+    for cell in study.cells:
+        row = tables.take_score_row(study, cell.column)
+        for run in cell.runs:
+            name = TableCell(((run.directory, ""),), find_link(run.directory))
+            settings = [tables.show_value(cell.setting[axis]) for axis in axes]
+            figures = [tables.show_score(row, run.metrics.get(row.key))]
             if with_intervals:
-                figures.append(row.show_interval(metrics))
-            lines.append([name, cell["column"], *settings, str(run["seed"]), run["status"], *figures])
+                figures.append(row.show_interval(run.metrics))
+            lines.append([name, cell.column, *settings, str(run.seed), run.status, *figures])
     heads = ["run", "column", *tables.name_axes(axes), "seed", "state", "score"]
     if with_intervals:
         heads.append(INTERVAL)

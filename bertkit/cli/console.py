@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -18,6 +18,9 @@ from bertkit.errors import UsageError, as_usage_error, explain_os_error
 from bertkit.reports.tables import Table, list_shown, make_table, tabulate_scores
 from bertkit.system.signals import STOPS, Interrupted, note_signals
 from bertkit.tasks.option import Options
+
+if TYPE_CHECKING:
+    from bertkit.training.study_results import StudyResults
 
 # Control characters, line and paragraph separators, and marks that change the text direction.
 TERMINAL_CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
@@ -155,31 +158,31 @@ class Screen(AbstractContextManager):
             self.bar.stop()
             self.bar = None
 
-    def show_study(self, results: Mapping[str, Any]) -> None:
+    def show_study(self, results: "StudyResults") -> None:
         """Move the bar of a study, only on a terminal: each finished run also prints a line.
 
         Runs at work count by their share of the updates.
         """
         if self.console.is_terminal and not self.quiet:
-            runs = {run["directory"]: run for cell in results["cells"] for run in cell["runs"]}
-            runs |= {run["directory"]: run for run in results["pretrainings"]}
-            shares = sum(run["update"] / run["updates"] for run in runs.values() if run.get("updates"))
-            state = f"{results['over']} of {results['runs']} runs"
-            self._move_bar(results["over"] + shares, results["runs"], state)
+            runs = {run.directory: run for cell in results.cells for run in cell.runs}
+            runs |= {run.directory: run for run in results.pretrainings}
+            shares = sum(run.update / run.updates for run in runs.values() if run.updates)
+            state = f"{results.over} of {results.runs} runs"
+            self._move_bar(results.over + shares, results.runs, state)
 
-    def show_study_results(self, results: Mapping[str, Any], output: Path) -> None:
+    def show_study_results(self, results: "StudyResults", output: Path) -> None:
         """Print the tables of a study and the paths of its files."""
         from rich.markdown import Markdown
 
         from bertkit.studies.folds import FOLD_SCORES, OUT_OF_FOLD
         from bertkit.studies.spec import CURVE, PICTURE, TABLE
-        from bertkit.training.run_dir import STUDY_RESULT
+        from bertkit.training.study_results import STUDY_RESULT
 
         text = (output / TABLE).read_text(encoding="utf-8")
         self.show(Markdown("\n".join(map(escape_controls, text.split("\n"))), hyperlinks=False))
-        for chosen in results["chosen"]:
-            names = [name for name in (chosen["row"], chosen["column"]) if name]
-            self.say(f"Chosen for {', '.join(names)}: {output / chosen['run']}")
+        for chosen in results.chosen:
+            names = [name for name in (chosen.row, chosen.column) if name]
+            self.say(f"Chosen for {', '.join(names)}: {output / chosen.run}")
         there = [name for name in (STUDY_RESULT, TABLE, PICTURE, CURVE, FOLD_SCORES) if (output / name).exists()]
         there += sorted(path.name for path in output.glob(f"{OUT_OF_FOLD}.*"))
         self.say(f"In {output}: {', '.join(there)}")

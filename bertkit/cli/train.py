@@ -288,7 +288,7 @@ def train(names: list[str], options: RunOptions, data: Mapping[str, Any], togeth
     from bertkit.tasks import TASKS
     from bertkit.tasks.glue import GRID
     from bertkit.training.recipe import check, check_inputs, merge, parse_setting, read_recipe
-    from bertkit.training.run_dir import STUDY_RESULT
+    from bertkit.training.study_results import STUDY_RESULT
 
     definition = define_runs(
         names,
@@ -404,8 +404,8 @@ def compare(definition: Mapping[str, Any], options: RunOptions, given: Mapping[s
         screen.show_study_results(results, output)
         if options.folds and (table := gather_folds(results, output)):
             screen.show_table(table)
-        if options.push_to is not None and results["chosen"]:
-            upload(screen, output / results["chosen"][0]["run"], options.push_to)
+        if options.push_to is not None and results.chosen:
+            upload(screen, output / results.chosen[0].run, options.push_to)
         check_all_finished(results, output)
 
 

@@ -4,7 +4,7 @@ import csv
 import json
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import chain, groupby
@@ -26,6 +26,7 @@ from bertkit.tasks import TASKS
 from bertkit.training.predictions import KEY, ROW_NUMBER, TABLE_SUFFIX, hash_rows, pack_table, read_table
 from bertkit.training.recipe import load_recipe
 from bertkit.training.run_dir import PREDICTIONS, RECIPE_FILE
+from bertkit.training.study_results import StudyResults
 
 OUT_OF_FOLD = "out_of_fold"  # the file has the suffixes of a run's predictions
 ROW_FILES = ("dev.csv", "dev.jsonl", "dev.conll")  # files with a row, a line or a block for each row of dev
@@ -47,21 +48,21 @@ def check_folds(finished: Iterable[RunJob]) -> None:
             )
 
 
-def gather_folds(results: Mapping[str, Any], output: Path) -> Table | None:
+def gather_folds(results: StudyResults, output: Path) -> Table | None:
     """Write the scores over all folds and the out-of-fold predictions, and return a table of the scores.
 
     Nothing is written if a run has failed; then there is no table.
 
     The predictions are in the order of the input with the number of the fold, which only CoNLL files lack.
     """
-    runs = [run for cell in results["cells"] for run in cell["runs"]]
-    if any(run["status"] != "finished" for run in runs):
+    runs = [run for cell in results.cells for run in cell.runs]
+    if any(run.status != "finished" for run in runs):
         return None
-    folders = [output / run["directory"] for run in runs]
+    folders = [output / run.directory for run in runs]
     task = TASKS[load_recipe(folders[0] / RECIPE_FILE).task]
     paths = locate_rows(folders)
     tables = [read_table(path.with_name(f"dev{TABLE_SUFFIX}")) for path in paths]
-    metrics = [run["metrics"] for run in runs]
+    metrics = [run.metrics for run in runs]
     scores, lines = {}, []
     together = {key: value for found in metrics for key, value in found.items()}
     for row in list_shown(task.table, task.metric, together):

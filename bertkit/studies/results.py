@@ -1,4 +1,4 @@
-"""The content of study.json: the runs of every cell, means and deviations, and the chosen settings."""
+"""Make the results of a study: the runs of every cell, means and deviations, and the chosen settings."""
 
 import math
 import statistics
@@ -13,7 +13,18 @@ from bertkit.studies.cells import Cell, Pretraining
 from bertkit.studies.run_processes import RunJob, State
 from bertkit.studies.spec import PRETRAIN, Column, Study, define
 from bertkit.tasks import TASKS
-from bertkit.training.run_dir import METRICS_FILE, STUDY_RESULT, find_finished, read_metrics
+from bertkit.training.run_dir import METRICS_FILE, find_finished, read_metrics
+from bertkit.training.study_results import (
+    STUDY_RESULT,
+    PretrainingScore,
+    StudyCell,
+    StudyColumn,
+    StudyPretraining,
+    StudyResults,
+    StudyRow,
+    StudyRun,
+    StudyWinner,
+)
 
 
 def read_states(
@@ -43,11 +54,11 @@ def fail_if_not_finite(state: State) -> State:
     return state
 
 
-def check_all_finished(results: Mapping[str, Any], output: Path) -> None:
+def check_all_finished(results: StudyResults, output: Path) -> None:
     """Check that no run of a study has failed."""
-    if failed := results["failed"]:
+    if results.failed:
         why = f"{output / STUDY_RESULT} gives the reasons, and the same command retries them"
-        raise UsageError(f"{failed:,} of {results['runs']:,} runs failed; {why}")
+        raise UsageError(f"{results.failed:,} of {results.runs:,} runs failed; {why}")
 
 
 # --- The choice -------------------------------------------------------------------------------------------------------
@@ -92,90 +103,69 @@ def choose(study: Study, group: Sequence[Cell], states: Mapping[str, State]) -> 
 
 def summarize(
     study: Study, pretrainings: Sequence[Pretraining], cells: Sequence[Cell], states: Mapping[str, State]
-) -> dict[str, Any]:
-    """Return the content of study.json: plain, reproducible values, without times and hardware.
-
-    Returns:
-        definition: As in study.toml.
-        finished: Whether every run is finished or failed.
-        runs, over, failed: The number of runs, of those finished or failed, and of those failed.
-        columns: By name: task, metric, its name and unit, the data it is measured on, the published scores that the
-            task knows, a note on the paper's values, and whether the column is written in its short form.
-        rows: By name: the paper's value of each column, the pretraining that the row starts from and the step, or null.
-        pretrainings: Each with its rows, directory, kept steps, scores as tables show them, and the state of a run.
-        cells: Row, column, task, setting, directory, and whether it `is_pretraining` and shows that of its row.
-            `runs`: each with seed, directory, status and metrics, failure, or update, updates and loss. Statistics over
-            the finished runs, null if undefined: n, failed, mean, sd (n - 1), best and at_or_below_majority.
-        chosen: For each row and column the winning cell and run, and the number of settings and runs compared.
-    """
-    winners = [(group, choose(study, group, states)) for group in group_cells(cells)]
+) -> StudyResults:
+    """Return the results of a study from the states of its runs by directory."""
     status = [state.status for state in states.values()]
     over = sum(name in ("finished", "failed") for name in status)
     is_own = any(OWN_DATA in (state.metrics or {}) for state in states.values())
     origins = {row: origin.directory for origin in pretrainings for row in origin.rows}
-    return {
-        "definition": define(study),
-        "finished": over == len(status),
-        "runs": len(status),
-        "over": over,
-        "failed": status.count("failed"),
-        "columns": {column.name: describe_column(column, study.is_short, is_own) for column in study.columns},
-        "rows": {
-            name: {"paper": dict(row.paper), "pretraining": origins.get(name), "step": row.step or None}
-            for name, row in study.rows.items()
-        },
-        "pretrainings": [describe_pretraining(origin, states) for origin in pretrainings],
-        "cells": [summarize_cell(cell, states) for cell in cells],
-        "chosen": [describe_winner(group, *winner, states) for group, winner in winners if winner],
-    }
+    winners = [(group, choose(study, group, states)) for group in group_cells(cells)]
+    return StudyResults(
+        definition=define(study),
+        finished=over == len(status),
+        runs=len(status),
+        over=over,
+        failed=status.count("failed"),
+        columns={column.name: describe_column(column, is_own) for column in study.columns},
+        rows={name: StudyRow(dict(row.paper), origins.get(name), row.step or None) for name, row in study.rows.items()},
+        pretrainings=[describe_pretraining(origin, states[origin.directory]) for origin in pretrainings],
+        cells=[summarize_cell(cell, states) for cell in cells],
+        chosen=[describe_winner(group, *winner, states) for group, winner in winners if winner],
+    )
 
 
-def describe_column(column: Column, short: bool, is_own: bool) -> dict[str, Any]:
-    """Describe a column for study.json; a person's own data have no published scores."""
-    return {
-        "task": column.task,
-        "metric": column.row.key,
-        "name": column.row.name,
-        "unit": column.row.unit,
-        "lower_is_better": column.lower_is_better,
-        "split": column.split,
-        "published": {} if is_own else dict(column.row.paper),
-        "paper": column.paper,
-        "short": short,
-    }
+def describe_column(column: Column, is_own: bool) -> StudyColumn:
+    """Describe a column; a person's own data have no published scores."""
+    return StudyColumn(
+        task=column.task,
+        metric=column.row.key,
+        name=column.row.name,
+        unit=column.row.unit,
+        lower_is_better=column.lower_is_better,
+        split=column.split,
+        published={} if is_own else dict(column.row.paper),
+        paper=column.paper,
+    )
 
 
-def describe_pretraining(origin: Pretraining, states: Mapping[str, State]) -> dict[str, Any]:
-    """Describe a pretraining with its state and the scores that it has so far, each with name and unit."""
-    state = states[origin.directory]
+def describe_pretraining(origin: Pretraining, state: State) -> StudyPretraining:
+    """Describe a pretraining with its state and the scores that it has so far."""
     task, metrics = TASKS[PRETRAIN], state.metrics or {}
     rows = [find_row(task.table, task.metric), *task.table]
-    scores = [{"name": row.name, "unit": row.unit, "value": metrics[row.key]} for row in rows if row.key in metrics]
-    words = {"rows": list(origin.rows), "directory": origin.directory, "steps": list(origin.steps), "scores": scores}
-    return words | describe_state(state)
+    scores = [PretrainingScore(row.name, row.unit, metrics[row.key]) for row in rows if row.key in metrics]
+    return StudyPretraining(list(origin.rows), origin.directory, list(origin.steps), scores, **describe_state(state))
 
 
-def summarize_cell(cell: Cell, states: Mapping[str, State]) -> dict[str, Any]:
+def summarize_cell(cell: Cell, states: Mapping[str, State]) -> StudyCell:
     """Describe a cell with its runs and the statistics over the finished ones."""
-    runs = [{"seed": seed, "directory": path} | describe_state(states[path]) for seed, path in cell.runs.items()]
     done = [states[path].metrics for path in cell.runs.values() if states[path].status == "finished"]
     values = [metrics[cell.column.key] for metrics in done if cell.column.key in metrics]
     poor = [is_poor(metrics) for metrics in done if "majority_score" in metrics]
-    return {
-        "row": cell.row,
-        "column": cell.column.name,
-        "task": cell.column.task,
-        "setting": dict(cell.setting),
-        "directory": cell.directory,
-        "is_pretraining": cell.is_pretraining,
-        "runs": runs,
-        "n": len(values),
-        "failed": sum(states[path].status == "failed" for path in cell.runs.values()),
-        "mean": statistics.fmean(values) if values else None,
-        "sd": statistics.stdev(values) if len(values) > 1 else None,
-        "best": (min if cell.column.lower_is_better else max)(values, default=None),
-        "at_or_below_majority": sum(poor) if poor else None,
-    }
+    return StudyCell(
+        row=cell.row,
+        column=cell.column.name,
+        task=cell.column.task,
+        setting=dict(cell.setting),
+        directory=cell.directory,
+        is_pretraining=cell.is_pretraining,
+        runs=[StudyRun(seed, path, **describe_state(states[path])) for seed, path in cell.runs.items()],
+        n=len(values),
+        failed=sum(states[path].status == "failed" for path in cell.runs.values()),
+        mean=statistics.fmean(values) if values else None,
+        sd=statistics.stdev(values) if len(values) > 1 else None,
+        best=(min if cell.column.lower_is_better else max)(values, default=None),
+        at_or_below_majority=sum(poor) if poor else None,
+    )
 
 
 def is_poor(metrics: Mapping[str, Any]) -> bool:
@@ -185,34 +175,35 @@ def is_poor(metrics: Mapping[str, Any]) -> bool:
 
 
 def describe_state(state: State) -> dict[str, Any]:
-    """Describe a run's state for study.json."""
+    """Return the fields of a `RunState` that a run has in this state."""
+    fields: dict[str, Any] = {"status": state.status}
     if state.status == "finished":
-        return {"status": state.status, "metrics": dict(state.metrics)}
-    if state.status == "failed":
-        return {"status": state.status, "failure": state.reason}
-    if state.status == "running":
-        return {"status": state.status, "update": state.done, "updates": state.total, "loss": state.loss}
-    return {"status": state.status}
+        fields["metrics"] = dict(state.metrics)
+    elif state.status == "failed":
+        fields["failure"] = state.reason
+    elif state.status == "running":
+        fields |= {"update": state.done, "updates": state.total, "loss": state.loss}
+    return fields
 
 
-def describe_winner(group: Sequence[Cell], cell: Cell, run: str, states: Mapping[str, State]) -> dict[str, Any]:
-    """Describe the chosen cell and run of a row and column; `value` is the metric that the column shows."""
+def describe_winner(group: Sequence[Cell], cell: Cell, run: str, states: Mapping[str, State]) -> StudyWinner:
+    """Describe the chosen cell and run of a row and column."""
     scored = [scores for other in group if (scores := list_scores(other, states))]
     metrics = states[run].metrics
-    return {
-        "row": cell.row,
-        "column": cell.column.name,
-        "task": cell.column.task,
-        "setting": dict(cell.setting),
-        "cell": cell.directory,
-        "run": run,
-        "seed": next(seed for seed, directory in cell.runs.items() if directory == run),
-        "score": metrics["score"],
-        "decided_by": list_scores(cell, states)[run],
-        "value": metrics.get(cell.column.key),
-        "of_settings": len(scored),
-        "of_runs": sum(map(len, scored)),
-    }
+    return StudyWinner(
+        row=cell.row,
+        column=cell.column.name,
+        task=cell.column.task,
+        setting=dict(cell.setting),
+        cell=cell.directory,
+        run=run,
+        seed=next(seed for seed, directory in cell.runs.items() if directory == run),
+        score=metrics["score"],
+        decided_by=list_scores(cell, states)[run],
+        value=metrics.get(cell.column.key),
+        of_settings=len(scored),
+        of_runs=sum(map(len, scored)),
+    )
 
 
 def describe_score(name: str, state: State) -> str:

@@ -2,7 +2,7 @@
 
 The paper's grid (section A.3), its random restarts (section 4.1) and every table of its ablations (sections 5 and C)
 are studies. The pretrainings that rows start from come first, then all other runs, then ensembles of these. The run
-directories decide which runs are done; `study.json` is made from them. `start.py` starts the runs, `results.py`
+directories decide which runs are done; `study.json` is made from them. `run_processes.py` starts the runs, `results.py`
 summarises them, `tables.py` and `plots.py` show the results.
 """
 
@@ -39,14 +39,15 @@ from bertkit.studies.spec import CURVE, HARDWARE, PICTURE, PRETRAIN, STUDY_FILE,
 from bertkit.studies.tables import describe_size, write_table
 from bertkit.system.cluster import Command, Remote, count_processes, join_cluster, read_workers, start_command
 from bertkit.system.differences import refuse_other
-from bertkit.system.files import atomic_write, check_empty, hold_directory, write_json
+from bertkit.system.files import atomic_write, check_empty, hold_directory
 from bertkit.system.progress import Report, ignore
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.training.arguments import make_arguments
 from bertkit.training.prepare import name_examples
 from bertkit.training.recipe import RecipePart, merge, read_recipe, save_recipe
-from bertkit.training.run_dir import DATA, ENVIRONMENT, METRICS_FILE, STUDY_RESULT, identify, read_environment
+from bertkit.training.run_dir import DATA, ENVIRONMENT, METRICS_FILE, identify, read_environment
+from bertkit.training.study_results import StudyResults
 
 SHOWN_EVERY = 0.1  # seconds
 
@@ -60,8 +61,8 @@ def run_study(
     output: str | Path,
     workers: int | str = 1,
     report: Report = ignore,
-    progress: Callable[[dict[str, Any]], None] = ignore,
-) -> dict[str, Any]:
+    progress: Callable[[StudyResults], None] = ignore,
+) -> StudyResults:
     """Do all runs that are not finished, and return the results as written to `output/study.json`.
 
     Recipes and data are checked before anything is written. A failed run is recorded and the others continue; the same
@@ -71,10 +72,7 @@ def run_study(
         output: A new or empty directory, or one of the same study, which then continues.
         workers: The number of processes at once, or "ray" for the cluster of RAY_ADDRESS or else a local one.
         report: Receives single lines.
-        progress: Receives the results so far, a new dictionary each time.
-
-    Returns:
-        The results as described in `summarize`.
+        progress: Receives the results so far.
 
     Raises:
         Interrupted: SIGTERM or SIGINT stopped the study; its runs have written checkpoints.
@@ -126,7 +124,7 @@ class StudyState:
     states: dict[str, State]
     output: Path
     report: Report
-    progress: Callable[[dict[str, Any]], None]
+    progress: Callable[[StudyResults], None]
     gpus: Sequence[Sequence[str]] = ()  # the names of the GPUs of each process of this machine
     ray: Any = None  # Ray, connected to a cluster, or None to use this machine
     shown: float = 0.0  # the time of the last progress report
@@ -138,7 +136,7 @@ class StudyState:
         """Return the cells of each row and column."""
         return group_cells(self.cells)
 
-    def summarize(self) -> dict[str, Any]:
+    def summarize(self) -> StudyResults:
         """Return the results so far."""
         return summarize(self.study, list(self.pretrainings.values()), self.cells, self.states)
 
@@ -256,14 +254,14 @@ class StudyState:
             self.shown = time.monotonic()
             self.progress(self.summarize())
 
-    def save(self) -> dict[str, Any]:
+    def save(self) -> StudyResults:
         """Write, show and return the results so far."""
         results = self.summarize()
-        write_json(results, self.output / STUDY_RESULT)
+        results.write(self.output)
         self.progress(results)
         return results
 
-    def finish(self, number: int) -> dict[str, Any]:
+    def finish(self, number: int) -> StudyResults:
         """Return the results, after writing the table and the plots.
 
         Args:
@@ -279,7 +277,7 @@ class StudyState:
         if not number and self.study.keep != "all":
             others = {one: job for one, job in self.jobs.items() if one not in self.pretrainings}
             self.keep_models({one: job for one, job in others.items() if self.states[one].status == "failed"})
-        if number and not results["finished"]:
+        if number and not results.finished:
             over = sum(state.status != "waiting" for state in self.states.values())
             raise Interrupted(
                 f"stopped with {over} of {len(self.states)} runs done; the same command continues", number

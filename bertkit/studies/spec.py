@@ -3,8 +3,7 @@
 A study is a TOML file, or a dictionary of the same form:
 
     note = "RTE stands for MRPC."  # a note for the reader of the table
-    tasks = ["rte", "mrpc"]        # the columns, in their short form
-    average = ["rte", "mrpc"]      # adds a last column to the table: the mean of these columns
+    average = ["RTE", "MRPC"]      # adds a last column to the table: the mean of these columns
     seeds = [42, 43, 44]           # or restarts = 3: three consecutive seeds, beginning with the recipe's
     select = "best"                # choose the setting with the best run on dev (4.1), or with the best "mean"
     keep = "chosen"                # keep the weights of the chosen run of each row and column, or of "all" runs
@@ -15,7 +14,7 @@ A study is a TOML file, or a dictionary of the same form:
     batch_size = 32
     [grid]                         # every combination is a setting
     "train.learning_rate" = [5e-5, 3e-5, 2e-5]
-    [[column]]                     # the columns, in their long form
+    [[column]]                     # at least one
     name = "SQuAD"                 # the column's heading
     task = "squad1"
     metric = "f1"                  # a key of metrics.json; the task's score by default
@@ -63,7 +62,7 @@ from bertkit.training.recipe import TABLES, TOP_KEYS, RecipePart, check, check_v
 
 PRETRAIN = "pretrain"  # the task, the keys, and the folder of the pretrainings
 # The keys that the command line reaches too.
-OPTIONS = ("tasks", "seeds", "restarts", "select", "keep", "num_cpus", "num_gpus", "data_root", PRETRAIN)
+OPTIONS = ("column", "seeds", "restarts", "select", "keep", "num_cpus", "num_gpus", "data_root", PRETRAIN)
 HARDWARE = ("num_cpus", "num_gpus")  # keys that may change without making it another study
 LONGEST_DIRECTORY = 150  # bytes in a directory's name; common file systems allow 255
 STUDY_FILE, TABLE, PICTURE, CURVE = "study.toml", "table.md", "heatmap.png", "curve.png"
@@ -71,7 +70,7 @@ Resource = Annotated[float, msgspec.Meta(ge=0)]
 Published = dict[str, Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]]  # column -> value in the table's unit
 
 
-class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A column of the table: a metric of a task; the module's docstring explains the keys."""
 
     name: str
@@ -104,7 +103,7 @@ class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return TASKS[self.task].lower_is_better and not self.row.unit
 
 
-class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A row of the table: a variant of the recipe."""
 
     name: str = ""
@@ -117,7 +116,13 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pretrain: RecipePart | None = None
 
 
-class Study(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"columns": "column", "variants": "row"}):
+class Study(
+    msgspec.Struct,
+    kw_only=True,
+    frozen=True,
+    forbid_unknown_fields=True,
+    rename={"columns": "column", "variants": "row"},
+):
     """The definition of a study; `make_study` checks one and completes it, the module's docstring explains the keys."""
 
     note: str = ""
@@ -130,11 +135,10 @@ class Study(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"co
     data_root: str = ""
     grid: dict[str, Any] = {}
     recipe: RecipePart = {}
-    tasks: tuple[str, ...] = ()  # tasks, restarts, pretrain: Empty once they are in `columns`, `seeds` and `variants`
-    columns: tuple[Column, ...] = ()
+    columns: Annotated[tuple[Column, ...], msgspec.Meta(min_length=1)]
     variants: Annotated[tuple[Variant, ...], msgspec.Meta(min_length=1)] = (Variant(),)  # the rows
-    restarts: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1
-    pretrain: RecipePart | None = None
+    restarts: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1  # 1 once it is in `seeds`
+    pretrain: RecipePart | None = None  # None once it is in `variants`
     cited: dict[str, Published] = {}
 
     @property
@@ -146,11 +150,6 @@ class Study(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"co
     def pretrains(self) -> bool:
         """Return whether any row starts from a pretraining."""
         return any(row.pretrain is not None for row in self.variants)
-
-    @property
-    def is_short(self) -> bool:
-        """Return whether every column can be written in the short form, `tasks`."""
-        return all(column == Column(column.task, column.task) for column in self.columns)
 
 
 # --- Common definitions -----------------------------------------------------------------------------------------------
@@ -182,7 +181,12 @@ def define_runs(
         return define_folds(tasks[0], {}, folds)
     if budget or search or not given:
         return None
-    return {"tasks": list(tasks), "restarts": restarts, "recipe": {}, "grid": grid or {}}
+    return {"column": define_columns(*tasks), "restarts": restarts, "recipe": {}, "grid": grid or {}}
+
+
+def define_columns(*tasks: str) -> list[dict[str, str]]:
+    """Return the columns of a study that shows each of these tasks under its own name."""
+    return [{"name": task, "task": task} for task in tasks]
 
 
 def check_searchable(task: Task, data: Mapping[str, Any]) -> None:
@@ -199,7 +203,7 @@ def define_folds(task: str, recipe: RecipePart, folds: int) -> dict[str, Any]:
     if folds < 2:
         raise UsageError(f"--folds is {folds}; give at least 2")
     rows = [{"name": f"fold {fold + 1}", "recipe": {"data": {"fold": fold}}} for fold in range(folds)]
-    return {"tasks": [task], "recipe": merge(recipe, {"data": {"folds": folds}}), "row": rows}
+    return {"column": define_columns(task), "recipe": merge(recipe, {"data": {"folds": folds}}), "row": rows}
 
 
 # --- Reading and checking ---------------------------------------------------------------------------------------------
@@ -221,7 +225,7 @@ def make_study(definition: Mapping[str, Any], *given: Mapping[str, Any], where: 
     with locate_refusal(where):
         asked = merge(*(check_value(PRETRAIN, part[PRETRAIN], dict) for part in given if PRETRAIN in part))
         study = read_definition({**definition, **options})
-        study = replace(study, columns=read_columns(study))
+        check_columns(study)
         study = replace(study, variants=read_rows(study, asked))
         own = [column for column in study.columns if not (study.pretrains and column.task == PRETRAIN)] or study.columns
         axes, recipe = fix_axes(read_grid(study.grid), recipe)
@@ -230,7 +234,6 @@ def make_study(definition: Mapping[str, Any], *given: Mapping[str, Any], where: 
         rows = tuple(replace(row, recipe=drop_seed(merge(row.recipe, recipe))) for row in study.variants)
         made = replace(
             study,
-            tasks=(),
             restarts=1,
             pretrain=None,
             variants=rows,
@@ -244,21 +247,8 @@ def make_study(definition: Mapping[str, Any], *given: Mapping[str, Any], where: 
 
 def define(study: Study) -> dict[str, Any]:
     """Return the definition from which `make_study` makes this study."""
-    found = drop_empty({**msgspec.to_builtins(study), "restarts": None})
-    if study.is_short:
-        found["tasks"] = [column["task"] for column in found.pop("column")]
-    else:
-        found["column"] = list(map(drop_empty, found["column"]))
-    rows = []
-    for row in study.variants:
-        values = {"step": row.step or None, "ensemble": row.ensemble, "paper": row.paper, "recipe": row.recipe}
-        rows.append({"name": row.name} | drop_empty(values) | {PRETRAIN: row.pretrain})
-    return drop_empty(found | {"row": [] if study.variants == (Variant(),) else rows})
-
-
-def drop_empty(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values for TOML, without None and without empty strings, lists and tables."""
-    return {key: value for key, value in expand_recipe(values).items() if value not in ("", {}, [])}
+    definition = expand_recipe({**msgspec.to_builtins(study), "restarts": None})
+    return {key: value for key, value in definition.items() if value not in ("", {}, [], [{}])}
 
 
 def read_definition(values: Mapping[str, Any]) -> Study:
@@ -291,25 +281,21 @@ def check_names(tables: Sequence[Column | Variant], kind: str) -> None:
 # --- Columns and rows -------------------------------------------------------------------------------------------------
 
 
-def read_columns(study: Study) -> tuple[Column, ...]:
-    """Read the columns, in their short or long form."""
-    if bool(study.tasks) == bool(study.columns):
-        raise UsageError(f'there must be either tasks, as in tasks = ["{next(iter(TASKS))}"], or [[column]] tables')
-    columns = study.columns or tuple(Column(name, name) for name in study.tasks)
+def check_columns(study: Study) -> None:
+    """Check the tasks, metrics and names of the columns, and the names of those that are averaged."""
     scored = {name: task for name, task in TASKS.items() if task.metric}
-    for column in columns:
+    for column in study.columns:
         if column.task not in scored:
             raise UsageError(f"unknown task {column.task!r}; {propose(column.task, scored)}")
         task = scored[column.task]
         known = dict.fromkeys([task.metric, *(row.key for row in task.table)])
         if column.metric and column.metric not in known:
             raise UsageError(f"unknown metric {column.metric!r}; {task.name} has {', '.join(known)}")
-    check_names(columns, "[[column]]")
-    known = {column.name: column for column in columns if column.row.unit}
+    check_names(study.columns, "[[column]]")
+    known = {column.name: column for column in study.columns if column.row.unit}
     for name in study.average:
         if name not in known:
             raise UsageError(f"average names {name!r}, which is not a column in percent; {propose(name, known)}")
-    return columns
 
 
 def read_rows(study: Study, asked: RecipePart) -> tuple[Variant, ...]:

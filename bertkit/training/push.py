@@ -21,7 +21,8 @@ from bertkit.system.hub import CARD, LOGIN, explain_hub
 from bertkit.system.progress import Report, ignore
 from bertkit.training.model_card import hide_paths
 from bertkit.training.recipe import read_recipe
-from bertkit.training.run_dir import EVAL_RESULTS, PUBLISHED, RECIPE_FILE, VOCABULARY, check_finished, read_study
+from bertkit.training.run_dir import EVAL_RESULTS, PUBLISHED, RECIPE_FILE, VOCABULARY, check_finished
+from bertkit.training.study_results import StudyResults
 
 WEIGHTS = "model.safetensors"
 
@@ -103,7 +104,7 @@ def describe_choice(output: Path) -> str:
     run = output.resolve()
     for folder in run.parents:
         with suppress(UsageError):  # most folders hold no study
-            study = read_study(folder)
+            study = StudyResults.read(folder)
             name = run.relative_to(folder).as_posix()
             most = max((winner.of_runs for winner in study.chosen if winner.run == name), default=0)
             is_apart = all("tune_score" in one.metrics for cell in study.cells for one in cell.runs if one.metrics)

@@ -68,7 +68,6 @@ PUBLISHED = (
     CALIBRATION_FILE,
 )
 RUN_FILES = (*PUBLISHED, DOCTOR_FILE, "README.md", "model.safetensors")
-STUDY_RESULT = "study.json"  # beside the runs of a study
 COMPLETE = "complete"  # this file marks a checkpoint as fully written; it holds the checksums of the others
 
 # Keys that fit a run to a machine: changing them changes the masks of dropout, and without dropout only rounding.
@@ -291,42 +290,3 @@ def append_log(entry: Mapping[str, float], output: Path) -> None:
 def read_log(output: Path) -> list[dict[str, float]]:
     """Read the entries of a run's training log, without a last line that is not complete yet."""
     return [json.loads(line) for line in (output / LOG).read_text(encoding="utf-8").split("\n")[:-1]]
-
-
-# --- The study that runs belong to ------------------------------------------------------------------------------------
-
-
-class StudyRun(msgspec.Struct):
-    """A run of a study."""
-
-    directory: str
-    status: str
-    metrics: dict[str, Any] = {}
-
-
-class StudyCell(msgspec.Struct):
-    """A setting of a study with its runs."""
-
-    runs: list[StudyRun]
-
-
-class StudyWinner(msgspec.Struct):
-    """A run that a study has selected out of `of_runs`, by the score `decided_by` (None: by `score`)."""
-
-    run: str
-    of_runs: int
-    score: float
-    decided_by: float | None = None
-
-
-class StudyResult(msgspec.Struct):
-    """The part of study.json (`bertkit.studies.results`) that is read here."""
-
-    finished: bool
-    cells: list[StudyCell]
-    chosen: list[StudyWinner]
-
-
-def read_study(folder: Path) -> StudyResult:
-    """Read the results of the study in a directory."""
-    return read_record(folder / STUDY_RESULT, StudyResult, "delete it, or name another folder")

@@ -116,10 +116,10 @@ def test_runs_with_other_seeds_are_one_method(tmp_path):
 def test_a_study_has_a_method_for_each_cell(tmp_path):
     grid = {"train.learning_rate": [0.8, 0.6]}
     results = make_results(grid, {"rte": "accuracy"}, lambda *cell: None if cell[-1] == 3 else 0.5, ["a"], (1, 2, 3))
-    (tmp_path / "study.json").write_text(json.dumps(results))
-    for cell, share in zip(results["cells"], (0.8, 0.6), strict=True):
-        for one in cell["runs"][:2]:
-            write_run(tmp_path / one["directory"], draw(one["seed"] + int(10 * share), share), one["seed"], rate=share)
+    results.write(tmp_path)
+    for cell, share in zip(results.cells, (0.8, 0.6), strict=True):
+        for one in cell.runs[:2]:
+            write_run(tmp_path / one.directory, draw(one.seed + int(10 * share), share), one.seed, rate=share)
     (found,) = compare([tmp_path])
     assert found.second.describe() == f"{tmp_path / 'a/rte/1'} (2 seeds)"
     (table,) = tabulate([found])

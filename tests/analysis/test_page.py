@@ -29,6 +29,7 @@ from bertkit.training.predictions import join_rows, list_mistakes, pack_table, r
 from bertkit.training.recipe import Recipe, read_recipe, save_recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import read_log
+from bertkit.training.study_results import StudyResults
 from tests.browser import PROBLEMS
 from tests.corpora import write_text
 from tests.official import write_checkpoint, write_conll, write_glue, write_squad
@@ -82,14 +83,14 @@ def root(tmp_path_factory):
 def write_study(folder, run):
     """Write a study of a grid with a failure; of its runs only a chosen one exists, a copy of `run`."""
     grid = {"train.learning_rate": [2e-5, 5e-5], "batch_size": [16, 32]}
-    study = make_results(grid, COLUMNS, score_by_hand, ("small",), paper=PAPER, majority=0.55) | {"over": 16}
-    study["definition"]["note"] = "A small grid."
-    for done in (run for cell in study["cells"] for run in cell["runs"] if run["status"] == "finished"):
-        done["metrics"]["accuracy"] = done["metrics"]["score"]
+    study = make_results(grid, COLUMNS, score_by_hand, ("small",), paper=PAPER, majority=0.55)
+    study.definition["note"] = "A small grid."
+    for done in (run for cell in study.cells for run in cell.runs if run.status == "finished"):
+        done.metrics["accuracy"] = done.metrics["score"]
     folder.mkdir(parents=True)
-    (folder / "study.json").write_text(json.dumps(study), encoding="utf-8")
-    save_recipe(study["definition"], folder / "study.toml")
-    shutil.copytree(run, folder / study["chosen"][0]["run"])
+    study.write(folder)
+    save_recipe(study.definition, folder / "study.toml")
+    shutil.copytree(run, folder / study.chosen[0].run)
 
 
 @pytest.fixture(scope="module")
@@ -186,14 +187,14 @@ def test_types_of_entities_have_scores_of_their_own(root, whole):
 
 
 def test_a_study_has_its_tables_heat_maps_failures_and_links(root, whole):
-    study = json.loads((root / "grid" / "study.json").read_text())
+    study = StudyResults.read(root / "grid")
     part = find_part(whole, str(root / "grid"))
     found, tables = Reader(part), read_tables(part)
     words = " ".join(found.find("p"))
     for text in (describe_size(study).replace(" x ", " × "), explain_scores(study), "A small grid."):
         assert text in words
     assert tables["Scores"][2] == ["small, best run", "60.0 best of 6", "50.0 best of 6"]
-    assert tables["rte: accuracy (%), small"] == [
+    assert tables["rte, small"] == [
         ["learning_rate →", "2e-05", "5e-05"],
         ["batch_size 16", "51.0 ± 1.4 (2) †", "60.0 (1) 1 failed"],
         ["batch_size 32", "51.0 ± 1.4 (2) †", "60.0 (1) 1 failed"],
@@ -202,10 +203,11 @@ def test_a_study_has_its_tables_heat_maps_failures_and_links(root, whole):
     assert shares[:4] == [("", "0.000"), (" chosen", "1.000"), ("", "0.000"), ("", "1.000")]
     assert len(tables["All runs"]) == 17
     assert [line[-2:] for line in tables["All runs"][1:3]] == [["finished", "50.0"], ["finished", "52.0"]]
-    runs = [run for cell in study["cells"] for run in cell["runs"]]
-    assert found.find("dt") == [run["directory"] for run in runs if run["status"] == "failed"]
-    assert found.find("dd") == ["the loss is nan | lower it"] * 4
-    target = Reader(find_part(whole, str(root / "grid" / study["chosen"][0]["run"]))).elements[0][1]["id"]
+    runs = [run for cell in study.cells for run in cell.runs]
+    assert found.find("dt") == [*study.columns, *(run.directory for run in runs if run.status == "failed")]
+    columns = ["accuracy in percent; rte, dev", "Matthews correlation in percent; cola, dev"]
+    assert found.find("dd") == [*columns, *["the loss is nan | lower it"] * 4]
+    target = Reader(find_part(whole, str(root / "grid" / study.chosen[0].run))).elements[0][1]["id"]
     links = [values["href"] for tag, values in found.elements if tag == "a"]
     assert links == [f"#{target}"] * 3, "from the table, from the heat map, and from the list of runs"
     (source,) = [text for tag, values, text in found.texts if tag == "code" and values["id"].endswith("recipe")]
@@ -213,10 +215,11 @@ def test_a_study_has_its_tables_heat_maps_failures_and_links(root, whole):
 
 
 def test_an_unfinished_study_of_pretrainings_has_their_scores_and_curves(tmp_path):
-    study = make_ablation() | {"over": 8, "finished": False}
-    for step, row in zip((10, 20), study["rows"].values(), strict=True):
-        row["step"] = step
-    (tmp_path / "study.json").write_text(json.dumps(study), encoding="utf-8")
+    study = make_ablation()
+    study.over, study.finished = 8, False
+    for step, row in zip((10, 20), study.rows.values(), strict=True):
+        row.step = step
+    study.write(tmp_path)
     write_page([tmp_path], tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
     found, tables = Reader(text), read_tables(text)
@@ -295,11 +298,11 @@ def test_hostile_words_stay_words(root, tmp_path, whole):
     environment = json.loads((folder / "environment.json").read_text()) | {"processor": HOSTILE, "python": HOSTILE}
     (folder / "environment.json").write_text(json.dumps(environment))
     grid, names = {HOSTILE: [HOSTILE, "b"]}, {HOSTILE: HOSTILE}
-    study = make_results(grid, names, lambda *cell: None if cell[-1] == 43 else 0.5, (HOSTILE,)) | {"over": 4}
-    study["definition"]["note"] = HOSTILE
-    study["cells"][0]["runs"][1]["failure"] = HOSTILE
+    study = make_results(grid, names, lambda *cell: None if cell[-1] == 43 else 0.5, (HOSTILE,))
+    study.definition["note"] = HOSTILE
+    study.cells[0].runs[1].failure = HOSTILE
     (tmp_path / "study").mkdir()
-    (tmp_path / "study" / "study.json").write_text(json.dumps(study))
+    study.write(tmp_path / "study")
     write_page([folder, tmp_path / "study"], tmp_path / "page.html")
     found, usual = read_page(tmp_path / "page.html"), read_page(whole)
     assert {tag for tag, _ in found.elements} <= {tag for tag, _ in usual.elements}

@@ -113,7 +113,8 @@ def test_a_dry_run_says_first_what_is_read_and_what_it_costs(finish, small):
 
 def test_a_study_takes_a_file_for_the_columns_that_read_one(finish, small, tmp_path):
     (tmp_path / "mine.toml").write_text(
-        'tasks = ["classify"]\n[recipe]\nbatch_size = 8\n[recipe.data]\ntext = ["title"]\nlabel = ["stars"]\n'
+        '[[column]]\nname = "own"\ntask = "classify"\n'
+        '[recipe]\nbatch_size = 8\n[recipe.data]\ntext = ["title"]\nlabel = ["stars"]\n'
     )
     words = ["study", "mine.toml", "--data", "reviews.csv", "--model", "bert", "--set", "train.max_steps=2"]
     assert "1 run, one after another" in finish(*words, "--dry-run")

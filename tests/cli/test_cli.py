@@ -12,6 +12,7 @@ import sys
 import time
 import tomllib
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 import typer
@@ -24,6 +25,7 @@ from bertkit.cli.options import app
 from bertkit.reports.tables import make_table
 from bertkit.tasks.glue import BENCHMARKS
 from bertkit.tasks.option import PRETRAINING_OPTIONS
+from bertkit.training.study_results import StudyRun
 from tests.corpora import write_text
 from tests.official import (
     list_questions,
@@ -137,7 +139,7 @@ def world(tmp_path_factory):
     write_glue(world / "GLUE")
     write_checkpoint(world / "bert", max_position_embeddings=512)
     (world / "long.toml").write_text("[data]\nmax_length = 1024\n")
-    (world / "study.toml").write_text('tasks = ["rte"]\n')
+    (world / "study.toml").write_text('column = [{ name = "rte", task = "rte" }]\n')
     (world / "other").mkdir()
     (world / "other" / "notes.txt").write_text("mine")
     return world
@@ -235,8 +237,8 @@ def make_terminal(width, **options):
 def test_a_terminal_gets_a_progress_bar():
     """The bar shows what is done and the total, the remaining time and the losses, also for a build and a study."""
     screen = make_terminal(120)
-    runs = [{"directory": "a", "status": "finished"}, {"directory": "b", "update": 30, "updates": 60}]
-    study = {"over": 3, "runs": 4, "cells": [{"runs": runs}], "pretrainings": []}
+    runs = [StudyRun(1, "a", status="finished"), StudyRun(2, "b", status="running", update=30, updates=60)]
+    study = SimpleNamespace(over=3, runs=4, cells=[SimpleNamespace(runs=runs)], pretrainings=[])
     screen.names |= {"mlm_loss": "masked-LM loss"}
     shows = (
         lambda: screen.advance(50, 100, {"loss": 3.5, "mlm_loss": 3.0, "grad_norm": 9.0}),
@@ -255,15 +257,16 @@ def test_a_terminal_gets_a_progress_bar():
 
 
 BESIDE_A_BAR = """
+from types import SimpleNamespace
 from bertkit.cli.console import Screen
-run = {"directory": "b", "update": 0, "updates": 60}
-study = {"over": 0, "runs": 4, "cells": [{"runs": [run]}], "pretrainings": []}
+run = SimpleNamespace(directory="b", update=0, updates=60)
+study = SimpleNamespace(over=0, runs=4, cells=[SimpleNamespace(runs=[run])], pretrainings=[])
 with Screen() as screen:
     screen.show_study(study)
     (task,), now = screen.bar.tasks, screen.bar.get_time()
     screen.bar.get_time = task._get_time = lambda: now + 100
-    run["update"] = 30
-    screen.show_study(study | {"over": 1})
+    run.update, study.over = 30, 1
+    screen.show_study(study)
     screen.say("trained for 4 s")
 """
 
@@ -401,7 +404,7 @@ def test_every_task_at_once_writes_the_eleven_files_of_a_submission(finish, glue
 def test_a_study_of_which_a_run_fails_shows_the_others_and_ends_with_code_2(call, glue, tmp_path):
     (tmp_path / "glue").symlink_to("GLUE")
     (tmp_path / "odd.toml").write_text(
-        'tasks = ["rte"]\nseeds = [1]\ngrid = { "train.learning_rate" = [1e-3, 1e30] }\n'
+        'column = [{ name = "rte", task = "rte" }]\nseeds = [1]\ngrid = { "train.learning_rate" = [1e-3, 1e30] }\n'
         'recipe = { precision = "fp32", train = { max_grad_norm = 0.0, max_steps = 4 } }\n'
     )
     code, out, err = call("study", "odd.toml", "--data", ".", "--model", "bert", "--output", "runs/odd")

@@ -4,6 +4,7 @@ import csv
 import json
 import shutil
 import statistics
+from copy import deepcopy
 
 import pandas as pd
 import pyarrow as pa
@@ -16,6 +17,7 @@ from bertkit.studies.folds import gather_folds, join_folds
 from bertkit.studies.runner import make_study, run_study
 from bertkit.studies.spec import define_folds
 from bertkit.training.predictions import read_table
+from bertkit.training.study_results import StudyRun
 from tests.official import write_checkpoint, write_reviews, write_table
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -70,16 +72,16 @@ def test_every_row_has_a_prediction_of_the_model_that_has_not_seen_it(done):
     assert [{name: row[name] for name in given[0]} for row in rows] == given, "in the order of the input"
     assert next(iter(rows[0])) == "fold"
     assert {row["fold"] for row in rows} == {"1", "2", "3"}
-    for number, cell in enumerate(results["cells"], 1):
+    for number, cell in enumerate(results.cells, 1):
         own = [row for row in rows if row["fold"] == f"{number}"]
-        dev = read_rows(output / cell["runs"][0]["directory"] / "predictions" / "dev.csv")
+        dev = read_rows(output / cell.runs[0].directory / "predictions" / "dev.csv")
         assert own == [{"fold": f"{number}"} | row for row in dev]
 
 
 def test_the_scores_are_means_over_the_folds(done):
     _, output, results, table = done
     scores = json.loads((output / "folds.json").read_text())
-    values = [cell["runs"][0]["metrics"]["macro_f1"] for cell in results["cells"]]
+    values = [cell.runs[0].metrics["macro_f1"] for cell in results.cells]
     assert scores["macro_f1"] == {
         "mean": pytest.approx(statistics.mean(values)),
         "sd": pytest.approx(statistics.stdev(values)),
@@ -91,7 +93,7 @@ def test_the_scores_are_means_over_the_folds(done):
     assert table.rows[0][1].lines[0][0].endswith("(3)")
     rows = pd.read_parquet(output / "out_of_fold.parquet")
     found = rows.assign(right=rows.label == rows.prediction).groupby("fold").right.mean().tolist()
-    assert found == pytest.approx([cell["runs"][0]["metrics"]["accuracy"] for cell in results["cells"]])
+    assert found == pytest.approx([cell.runs[0].metrics["accuracy"] for cell in results.cells])
 
 
 def swap_labels(rows):
@@ -124,7 +126,7 @@ def test_the_table_of_all_rows_has_the_fold_and_names_what_the_folds_have(done):
     rows = parquet.read_table(output / "out_of_fold.parquet")
     assert rows.column("fold").to_pylist() == [int(row["fold"]) for row in read_rows(output / "out_of_fold.csv")]
     assert len(set(rows.column("key").to_pylist())) == len(rows)
-    first = read_table(output / results["cells"][0]["runs"][0]["directory"] / "predictions" / "dev.parquet")
+    first = read_table(output / results.cells[0].runs[0].directory / "predictions" / "dev.parquet")
     assert rows.filter(pc.equal(rows.column("fold"), 1)).drop(["fold"]).equals(first)
     assert read_facts(rows) == read_facts(first)
 
@@ -144,8 +146,8 @@ def test_a_type_that_a_fold_lacks_is_counted_as_none():
 def test_a_failed_fold_writes_nothing(done, tmp_path):
     _, output, results, _ = done
     shutil.copytree(output, tmp_path / "out", ignore=shutil.ignore_patterns("out_of_fold.csv", "folds.json"))
-    failed = json.loads(json.dumps(results))
-    failed["cells"][1]["runs"][0] = {"status": "failed", "failure": "the loss is NaN", "directory": "fold-2/classify"}
+    failed = deepcopy(results)
+    failed.cells[1].runs[0] = StudyRun(42, "fold-2/classify", status="failed", failure="the loss is NaN")
     assert gather_folds(failed, tmp_path / "out") is None
     assert not (tmp_path / "out" / "out_of_fold.csv").exists()
     assert not (tmp_path / "out" / "folds.json").exists()
@@ -157,7 +159,7 @@ def test_a_failed_fold_writes_nothing(done, tmp_path):
 def test_a_fold_that_has_lost_a_file_is_named_and_done_again(done, bert, tmp_path, name, refused):
     path, output, results, _ = done
     shutil.copytree(output, copy := tmp_path / "out")
-    folder = copy / results["cells"][1]["runs"][0]["directory"]
+    folder = copy / results.cells[1].runs[0].directory
     content = (folder / "predictions" / name).read_bytes()
     (folder / "predictions" / name).unlink()
     with refused():
@@ -176,10 +178,10 @@ def test_a_label_that_some_folds_lack_leaves_undefined_scores_out_and_odd_texts_
     rows[7]["body"] += " so" * 50_000
     output, limit = tmp_path / "out", csv.field_size_limit(131_072)  # the default
     results = run_folds(make_recipe(bert, write_table(tmp_path / "t.jsonl", rows)), output)
-    for cell in results["cells"]:
+    for cell in results.cells:
         for name in ("roc_auc", "majority_roc_auc"):
-            cell["runs"][0]["metrics"].pop(name, None)
-    results["cells"][2]["runs"][0]["metrics"]["roc_auc"] = 0.75
+            cell.runs[0].metrics.pop(name, None)
+    results.cells[2].runs[0].metrics["roc_auc"] = 0.75
     try:
         assert gather_folds(results, output) is not None
         found = read_rows(output / "out_of_fold.csv")

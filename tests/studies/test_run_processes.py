@@ -14,6 +14,7 @@ from bertkit.errors import explain_failure
 from bertkit.studies import run_processes
 from bertkit.studies.run_processes import RunJob, Runs, State, read_end, read_state, share_gpus, write_command
 from bertkit.studies.runner import make_study, run_study
+from bertkit.studies.spec import define_columns
 from bertkit.system import cluster
 from bertkit.tasks import TASKS
 from bertkit.training.recipe import Recipe, load_recipe, merge, save_recipe
@@ -172,9 +173,9 @@ from pathlib import Path
 torch.set_num_threads(1)
 from bertkit.studies.runner import make_study, run_study
 def show(results):
-    runs = [run for cell in results["cells"] for run in cell["runs"]]
-    updates = [run["update"] for run in runs if run["status"] == "running"]
-    print("at", results["over"], min(updates, default=0), flush=True)
+    runs = [run for cell in results.cells for run in cell.runs]
+    updates = [run.update for run in runs if run.status == "running"]
+    print("at", results.over, min(updates, default=0), flush=True)
 if __name__ == "__main__":
     study = make_study(json.loads(Path(sys.argv[1]).read_text()))
     say = lambda line: print(line, flush=True)
@@ -218,7 +219,12 @@ def finish_study(process):
 def define_two(recipe, **train):
     """Return a study of two cells with two seeds each."""
     grid = {"train.learning_rate": [1e-3, 1e-2]}
-    return {"tasks": ["pretrain"], "recipe": merge(recipe, {"train": train}), "seeds": [1, 2], "grid": grid}
+    return {
+        "column": define_columns("pretrain"),
+        "recipe": merge(recipe, {"train": train}),
+        "seeds": [1, 2],
+        "grid": grid,
+    }
 
 
 LONG = {"max_steps": 200, "save_steps": 20}
@@ -247,14 +253,14 @@ def whole(recipe, tmp_path_factory):
 
 @pytest.mark.slow
 def test_a_run_of_its_own_has_the_bytes_of_one_in_a_study(recipe, tmp_path):
-    study = make_study({"tasks": ["pretrain"], "recipe": recipe, "seeds": [41, 42], "keep": "all"})
+    study = make_study({"column": define_columns("pretrain"), "recipe": recipe, "seeds": [41, 42], "keep": "all"})
     output = tmp_path / "study" / "pretrain" / "seed-42"
     save_recipe(make_job(recipe, tmp_path, "x", seed=42).recipe.to_dict(), tmp_path / "recipe.toml")
     metrics = run(load_recipe(tmp_path / "recipe.toml"), output=output)
     output.rename(tmp_path / "alone")
     (tmp_path / "study" / "pretrain").rmdir()
     results = run_study(study, output=tmp_path / "study")
-    assert results["cells"][0]["runs"][1]["metrics"] == metrics
+    assert results.cells[0].runs[1].metrics == metrics
     assert read_run(output) == read_run(tmp_path / "alone")
     assert json.loads((output / "environment.json").read_text())["threads"] == 1
 
@@ -323,9 +329,9 @@ def test_a_study_that_is_killed_leaves_nobody_writing_and_goes_on(recipe, tmp_pa
 def test_a_run_on_two_gpus_has_two_processes(recipe, tmp_path, monkeypatch):
     """The GPUs are pretended, so both processes use the CPU."""
     monkeypatch.setattr(run_processes, "list_gpus", lambda: ["0", "1"])
-    study = make_study({"tasks": ["pretrain"], "recipe": recipe, "num_gpus": 2})
-    (cell,) = run_study(study, output=tmp_path / "study")["cells"]
-    assert cell["runs"][0]["status"] == "finished", cell
+    study = make_study({"column": define_columns("pretrain"), "recipe": recipe, "num_gpus": 2})
+    (cell,) = run_study(study, output=tmp_path / "study").cells
+    assert cell.runs[0].status == "finished", cell
     assert json.loads((tmp_path / "study" / "pretrain" / "environment.json").read_text())["processes"] == 2
 
 

@@ -7,6 +7,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given
@@ -24,11 +25,12 @@ from bertkit.studies.cells import Cell, describe_plan
 from bertkit.studies.results import choose, summarize
 from bertkit.studies.run_processes import State
 from bertkit.studies.runner import prune, run_study
-from bertkit.studies.spec import Column, Study, Variant, define, make_study
+from bertkit.studies.spec import Column, Study, Variant, define, define_columns, make_study
 from bertkit.studies.tables import explain_scores
 from bertkit.system.progress import ignore
 from bertkit.tasks import TASKS
 from bertkit.training.recipe import merge, read_recipe, save_recipe
+from bertkit.training.study_results import StudyResults
 from tests.conftest import RunHere, change_task
 from tests.official import write_checkpoint, write_conll, write_glue, write_squad
 from tests.world import find_part, make_pretraining
@@ -47,7 +49,7 @@ FAKES = (Column("fake", "fake"),)
 
 
 def define_small(recipe, **parts):
-    return {"tasks": ["pretrain"], "recipe": recipe} | parts
+    return {"column": define_columns("pretrain"), "recipe": recipe} | parts
 
 
 def note_times(folder, pattern="*"):
@@ -55,11 +57,11 @@ def note_times(folder, pattern="*"):
 
 
 def read_result(output):
-    return json.loads((output / "study.json").read_text(encoding="utf-8"))
+    return StudyResults.read(output)
 
 
 def list_runs(results):
-    return [run for cell in results["cells"] for run in cell["runs"]]
+    return [run for cell in results.cells for run in cell.runs]
 
 
 def assert_same_results(one, other):
@@ -109,7 +111,7 @@ def test_rows_that_are_not_scored_choose_where_there_are_any(fake):
     assert choose(make_choice("best"), cells, states)[1] == "1/seed-0"
     study = make_choice("best", grid={"batch_size": (0, 1)})
     results = summarize(study, [], cells, states)
-    assert results["chosen"][0]["score"] == 0.5, "the score shown is from the other rows"
+    assert results.chosen[0].score == 0.5, "the score shown is from the other rows"
     assert "it is chosen on rows that are not scored (data.tune_share)." in explain_scores(results)
     assert "optimistic" not in explain_scores(results)
 
@@ -130,16 +132,17 @@ def test_the_statistics_are_those_of_a_textbook(fake):
     states["0/seed-0"] = replace(states["0/seed-0"])
     states["2/seed-0"] = State("failed", reason="out of memory")
     study = make_choice("best", grid={"batch_size": (0, 1, 2)})
-    one, two, three = summarize(study, [], cells, states)["cells"]
-    assert (one["mean"], one["best"], one["n"], one["failed"]) == (5.0, 9.0, 8, 0)
-    assert one["sd"] == pytest.approx((32 / 7) ** 0.5)
-    assert one["at_or_below_majority"] == 3
-    assert (two["mean"], two["sd"], two["n"], two["at_or_below_majority"]) == (1.0, None, 1, None)
-    assert (three["mean"], three["sd"], three["best"], three["n"], three["failed"]) == (None, None, None, 0, 1)
-    assert three["runs"] == [{"seed": 0, "directory": "2/seed-0", "status": "failed", "failure": "out of memory"}]
-    (winner,) = summarize(study, [], cells, states)["chosen"]
-    assert (winner["cell"], winner["run"], winner["seed"], winner["score"]) == ("0", "0/seed-7", 7, 9.0)
-    assert (winner["of_settings"], winner["of_runs"]) == (2, 9)
+    one, two, three = summarize(study, [], cells, states).cells
+    assert (one.mean, one.best, one.n, one.failed) == (5.0, 9.0, 8, 0)
+    assert one.sd == pytest.approx((32 / 7) ** 0.5)
+    assert one.at_or_below_majority == 3
+    assert (two.mean, two.sd, two.n, two.at_or_below_majority) == (1.0, None, 1, None)
+    assert (three.mean, three.sd, three.best, three.n, three.failed) == (None, None, None, 0, 1)
+    failed = {"seed": 0, "directory": "2/seed-0", "status": "failed", "failure": "out of memory"}
+    assert msgspec.to_builtins(three.runs) == [failed]
+    (winner,) = summarize(study, [], cells, states).chosen
+    assert (winner.cell, winner.run, winner.seed, winner.score) == ("0", "0/seed-7", 7, 9.0)
+    assert (winner.of_settings, winner.of_runs) == (2, 9)
 
 
 @given(
@@ -174,28 +177,36 @@ def test_the_winner_keeps_its_weights_in_whatever_order_runs_finish(scores, orde
 
 def test_a_study_runs_its_cells_and_is_not_repeated(recipe, fake, tmp_path, monkeypatch):
     monkeypatch.setattr(studies, "SHOWN_EVERY", 0.0)
-    study = make_study({"tasks": ["fake"], "recipe": recipe, "grid": {"train.max_steps": [3, 4]}, "restarts": 2})
+    study = make_study(
+        {
+            "column": define_columns("fake"),
+            "recipe": recipe,
+            "grid": {"train.max_steps": [3, 4]},
+            "restarts": 2,
+        }
+    )
     output, lines, shown = tmp_path / "study", [], []
     results = run_study(study, output=output, report=lines.append, progress=shown.append)
     assert results == read_result(output) == shown[-1]
-    assert (results["finished"], results["runs"], results["failed"], len(results["cells"])) == (True, 4, 0, 2)
+    assert (output / "study.json").read_text() == json.dumps(msgspec.to_builtins(results), indent=2) + "\n"
+    assert (results.finished, results.runs, results.failed, len(results.cells)) == (True, 4, 0, 2)
     assert make_study(read_recipe(output / "study.toml")) == study
-    assert results["columns"]["fake"]["published"] == {"BERT-base, held out": 0.97}
-    for cell in results["cells"]:
-        assert cell["mean"] == statistics.fmean(run["metrics"]["score"] for run in cell["runs"])
-        for run in cell["runs"]:
-            saved = read_recipe(output / run["directory"] / "recipe.toml")
-            assert saved["train"]["seed"] == run["seed"]
-            assert saved["train"]["max_steps"] == cell["setting"]["train.max_steps"] == run["metrics"]["updates"]
-            assert json.loads((output / run["directory"] / "metrics.json").read_text()) == run["metrics"]
+    assert results.columns["fake"].published == {"BERT-base, held out": 0.97}
+    for cell in results.cells:
+        assert cell.mean == statistics.fmean(run.metrics["score"] for run in cell.runs)
+        for run in cell.runs:
+            saved = read_recipe(output / run.directory / "recipe.toml")
+            assert saved["train"]["seed"] == run.seed
+            assert saved["train"]["max_steps"] == cell.setting["train.max_steps"] == run.metrics["updates"]
+            assert json.loads((output / run.directory / "metrics.json").read_text()) == run.metrics
     weights = [path.parent for path in output.rglob("model.safetensors")]
-    assert weights == [output / results["chosen"][0]["run"]]
+    assert weights == [output / results.chosen[0].run]
     assert not list(output.rglob("checkpoint-*"))
     made = {"fake", "recipes", "study.toml", "study.json", "table.md", "heatmap.png"}
     assert {path.name for path in output.iterdir()} == made
-    assert lines[0] == "1 row x 1 task x 2 settings x 2 seeds = 4 runs, 0 of them finished"
+    assert lines[0] == "1 row x 1 column x 2 settings x 2 seeds = 4 runs, 0 of them finished"
     assert any(line.endswith("(4 of 4 runs done)") for line in lines)
-    status = [[run["status"] for run in list_runs(state)] for state in shown]
+    status = [[run.status for run in list_runs(state)] for state in shown]
     assert status[0] == ["waiting"] * 4
     assert ["finished", "waiting", "waiting", "waiting"] in status
     before = note_times(output / "fake")
@@ -217,19 +228,19 @@ def test_what_fails_is_recorded_and_the_rest_goes_on(recipe, tmp_path, monkeypat
     study = make_study(define_small(merge(recipe, {"train": {"max_grad_norm": 0.0}}), grid=grid, keep="all"))
     results = run_study(study, output=tmp_path / "study")
     runs = list_runs(results)
-    assert (results["finished"], results["failed"]) == (True, 2)
-    assert [run["status"] for run in runs] == ["failed", "finished", "failed"]
+    assert (results.finished, results.failed) == (True, 2)
+    assert [run.status for run in runs] == ["failed", "finished", "failed"]
     short_of = "memory is too small (CUDA out of memory. Tried to allocate 2 GiB); reduce memory"
-    assert runs[0]["failure"].startswith(short_of)
-    assert runs[2]["failure"].startswith("the loss is nan after update")
-    assert f"; {runs[2]['directory']} has no checkpoint yet" in runs[2]["failure"], "no path on this machine"
-    assert results["chosen"][0]["run"] == runs[1]["directory"]
+    assert runs[0].failure.startswith(short_of)
+    assert runs[2].failure.startswith("the loss is nan after update")
+    assert f"; {runs[2].directory} has no checkpoint yet" in runs[2].failure, "no path on this machine"
+    assert results.chosen[0].run == runs[1].directory
     table = (tmp_path / "study" / "table.md").read_text()
     assert "## Failed: 2 of 3 runs" in table
-    assert runs[0]["failure"] in table
+    assert runs[0].failure in table
     short.clear()
     again = run_study(study, output=tmp_path / "study")
-    assert [run["status"] for run in list_runs(again)] == ["finished", "finished", "failed"]
+    assert [run.status for run in list_runs(again)] == ["finished", "finished", "failed"]
     assert list_runs(again)[1] == runs[1]
     assert len(list((tmp_path / "study").rglob("model.safetensors"))) == 2, "all weights are kept"
 
@@ -239,10 +250,10 @@ def test_a_score_that_is_no_number_is_a_failure_and_a_study_without_success_says
 ):
     monkeypatch.setitem(TASKS, "fake", change_task(fake, score=lambda *_: {"nsp_accuracy": float("nan")}))
     for _ in range(2):
-        results = run_study(make_study({"tasks": ["fake"], "recipe": recipe}), output=tmp_path / "study")
+        results = run_study(make_study({"column": define_columns("fake"), "recipe": recipe}), output=tmp_path / "study")
         (run,) = list_runs(results)
-        assert (run["status"], run["failure"]) == ("failed", "the score is nan")
-    assert (results["finished"], results["failed"], results["chosen"]) == (True, 1, [])
+        assert (run.status, run.failure) == ("failed", "the score is nan")
+    assert (results.finished, results.failed, results.chosen) == (True, 1, [])
     assert "| ours | failed |" in (tmp_path / "study" / "table.md").read_text()
 
 
@@ -301,7 +312,7 @@ def test_the_directory_of_another_study_is_left_alone(recipe, tmp_path, uninterr
             run_study(study, output=output)
     assert {path: path.read_bytes() for path in uninterrupted.rglob("*") if path.is_file()} == before
     more = run_study(make_study(definition, {"num_cpus": 2}), output=uninterrupted)
-    assert more["definition"]["num_cpus"] == 2, "the study is the same on more hardware"
+    assert more.definition["num_cpus"] == 2, "the study is the same on more hardware"
     run_study(make_study(definition), output=uninterrupted)
 
 
@@ -322,7 +333,7 @@ def test_runs_are_spread_over_the_gpus(recipe, tmp_path, monkeypatch):
     monkeypatch.setattr("bertkit.studies.run_processes.list_gpus", lambda: ["4", "5", "6", "7"])
     monkeypatch.setattr(studies, "start_command", Finished)
     study = make_study(define_small(recipe, seeds=[1, 2, 3, 4], num_gpus=2))
-    assert run_study(study, output=tmp_path / "study", workers=2)["failed"] == 0
+    assert run_study(study, output=tmp_path / "study", workers=2).failed == 0
     assert given == [["4", "5"], ["6", "7"]] * 2
 
 
@@ -356,12 +367,12 @@ def test_an_ensemble_combines_finished_runs_and_is_a_row_like_others(table2, tmp
     assert lines[-1].startswith("both/em: F1 ")
     members = [output / "slow" / "em", output / "fast" / "em"]
     alone = combine(TASKS["squad1"], members, tmp_path / "alone", None, ignore)
-    cells = {(cell["row"], cell["column"]): cell for cell in results["cells"]}
+    cells = {(cell.row, cell.column): cell for cell in results.cells}
     for column, key in (("EM", "exact_match"), ("F1", "f1")):
-        (run,) = cells["Both", column]["runs"]
-        assert (run["directory"], run["metrics"]) == ("both/em", alone)
-        assert (cells["Both", column]["n"], cells["Both", column]["mean"]) == (1, alone[key])
-    assert ("Both", "both/em") in {(winner["row"], winner["run"]) for winner in results["chosen"]}
+        (run,) = cells["Both", column].runs
+        assert (run.directory, run.metrics) == ("both/em", alone)
+        assert (cells["Both", column].n, cells["Both", column].mean) == (1, alone[key])
+    assert ("Both", "both/em") in {(winner.row, winner.run) for winner in results.chosen}
     table = (output / "table.md").read_text().splitlines()
     assert f"| Both | {alone['exact_match']:.1f} (1) | {alone['f1']:.1f} (1) | – |" in table
     assert table.index("| *the paper* |  | *91.8* |  |") < table.index("| *Human* |  |  | *91.2* |")
@@ -376,8 +387,8 @@ def test_an_ensemble_combines_finished_runs_and_is_a_row_like_others(table2, tmp
     shutil.rmtree(members[-1])
     with monkeypatch.context() as patch:
         patch.setattr(bertkit.training.run, "train", lambda *_: 1 / 0)
-        runs = {run["directory"]: run for run in list_runs(run_study(study, output=output))}
-    assert runs["both/em"]["failure"] == "its run fast/em has failed"
+        runs = {run.directory: run for run in list_runs(run_study(study, output=output))}
+    assert runs["both/em"].failure == "its run fast/em has failed"
     assert run_study(study, output=output) == results
     assert {name for name, _ in list_runs_of(output)} == set(map(str, members)), "an ensemble is not compared"
 
@@ -417,29 +428,29 @@ def test_pretrainings_come_first_and_are_shared(ablation, tmp_path):
     output, lines, shown = tmp_path / "study", [], []
     results = run_study(make_study(ablation), output=output, report=lines.append, progress=shown.append)
     assert results == read_result(output)
-    assert (results["finished"], results["runs"], results["over"], results["failed"]) == (True, 8, 8, 0)
+    assert (results.finished, results.runs, results.over, results.failed) == (True, 8, 8, 0)
     assert lines[0] == "3 rows x 3 columns x 2 seeds: 8 runs, including 2 pretrainings, 0 of them finished"
     over = [line.partition(":")[0] for line in lines if line.endswith("runs done)")]
     assert over[:2] == ["pretrain/bert", "pretrain/ltr"]
     own = {f"{row}/mnli-m/seed-{seed}" for row in ("bert", "ltr", "frozen") for seed in (1, 2)}
     assert set(over[2:]) == own
-    cells = {(cell["row"], cell["column"]): cell for cell in results["cells"]}
+    cells = {(cell.row, cell.column): cell for cell in results.cells}
     for row, directory in (("BERT", "bert"), ("LTR", "ltr"), ("+ frozen", "ltr")):
         metrics = json.loads((output / "pretrain" / directory / "metrics.json").read_text())
-        assert cells[row, "Perplexity"]["mean"] == metrics["perplexity"]
-        assert (cells[row, "Perplexity"]["n"], cells[row, "MNLI-m"]["n"]) == (1, 2)
-        runs = cells[row, "MNLI-m"]["runs"]
-        assert cells[row, "MNLI-mm"]["runs"] == runs
+        assert cells[row, "Perplexity"].mean == metrics["perplexity"]
+        assert (cells[row, "Perplexity"].n, cells[row, "MNLI-m"].n) == (1, 2)
+        runs = cells[row, "MNLI-m"].runs
+        assert cells[row, "MNLI-mm"].runs == runs
         for key, column in (("accuracy", "MNLI-m"), ("accuracy_mm", "MNLI-mm")):
-            assert cells[row, column]["mean"] == statistics.fmean(run["metrics"][key] for run in runs)
+            assert cells[row, column].mean == statistics.fmean(run.metrics[key] for run in runs)
         for run in runs:
-            saved = read_recipe(output / run["directory"] / "recipe.toml")
+            saved = read_recipe(output / run.directory / "recipe.toml")
             assert saved["checkpoint"] == str(output / "pretrain" / directory)
-    assert [chosen["column"] for chosen in results["chosen"]] == ["MNLI-m", "MNLI-mm"] * 3
+    assert [chosen.column for chosen in results.chosen] == ["MNLI-m", "MNLI-mm"] * 3
     weights = {str(path.parent.relative_to(output)) for path in output.rglob("model.safetensors")}
-    assert weights == {"pretrain/bert", "pretrain/ltr", *(chosen["run"] for chosen in results["chosen"])}
+    assert weights == {"pretrain/bert", "pretrain/ltr", *(chosen.run for chosen in results.chosen)}
     assert not list(output.rglob("checkpoint-*"))
-    assert [run["status"] for run in shown[0]["pretrainings"]] == ["waiting", "waiting"]
+    assert [run.status for run in shown[0].pretrainings] == ["waiting", "waiting"]
     before = note_times(output, "metrics.json")
     assert run_study(make_study(ablation), output=output) == results
     assert note_times(output, "metrics.json") == before
@@ -455,10 +466,10 @@ def test_data_that_the_new_tokenizer_shows_to_be_wrong_cost_only_their_own_runs(
     names = {"name": "NER", "task": "ner", "recipe": {"data": {"dir": str(write_conll(tmp_path / "ner"))}}}
     study = ablation | {"column": [names, ablation["column"][0]], "seeds": [1], "row": ablation["row"][1:]}
     del study["average"]
-    runs = {run["directory"]: run for run in list_runs(run_study(make_study(study), output=tmp_path / "study"))}
+    runs = {run.directory: run for run in list_runs(run_study(make_study(study), output=tmp_path / "study"))}
     status = {"ltr/ner": "failed", "frozen/ner": "failed", "ltr/mnli-m": "finished", "frozen/mnli-m": "finished"}
-    assert {name: run["status"] for name, run in runs.items()} == status
-    assert "eng.testa, line 3: a word is wrong" in runs["ltr/ner"]["failure"]
+    assert {name: run.status for name, run in runs.items()} == status
+    assert "eng.testa, line 3: a word is wrong" in runs["ltr/ner"].failure
 
 
 @pytest.mark.slow
@@ -483,16 +494,16 @@ def test_the_rows_of_a_pretraining_that_fails_fail_with_it_and_are_tried_again(a
 
     monkeypatch.setattr(bertkit.training.run, "train", break_down)
     results = run_study(make_study(ablation), output=tmp_path / "study")
-    assert (results["finished"], results["failed"]) == (True, 5), "a pretraining and two runs of each of its two rows"
-    runs = {run["directory"]: run for run in list_runs(results)}
-    assert runs["bert/mnli-m/seed-1"]["status"] == "finished"
-    assert runs["frozen/mnli-m/seed-2"]["failure"] == "its pretraining, pretrain/ltr, has failed"
+    assert (results.finished, results.failed) == (True, 5), "a pretraining and two runs of each of its two rows"
+    runs = {run.directory: run for run in list_runs(results)}
+    assert runs["bert/mnli-m/seed-1"].status == "finished"
+    assert runs["frozen/mnli-m/seed-2"].failure == "its pretraining, pretrain/ltr, has failed"
     table = (tmp_path / "study" / "table.md").read_text()
     assert "| LTR | failed | failed | failed | – |" in table
     assert "- pretrain/ltr: RuntimeError: the device is gone for good (test_runner.py:" in table
     repaired.append(True)
     again = run_study(make_study(ablation), output=tmp_path / "study")
-    assert (again["failed"], again["over"]) == (0, 8)
+    assert (again.failed, again.over) == (0, 8)
 
 
 @pytest.fixture
@@ -523,10 +534,10 @@ def test_rows_start_from_steps_of_one_pretraining(figure5, tmp_path, monkeypatch
     monkeypatch.setattr(run_processes, "run", look)
     output = tmp_path / "study"
     results = run_study(make_study(figure5), output=output)
-    assert (results["runs"], results["failed"]) == (4, 0)
+    assert (results.runs, results.failed) == (4, 0)
     assert list(seen) == ["step-1", "step-3", "mlm-1"]
     assert len(set(seen.values())) == 3, "three models"
-    assert [row["step"] for row in results["rows"].values()] == [1, 3, 4]
+    assert [row.step for row in results.rows.values()] == [1, 3, 4]
     left = {path.name for path in (output / "pretrain" / "mlm-1").iterdir()}
     assert "model.safetensors" in left
     assert not {name for name in left if name.startswith(("checkpoint", "step"))}
@@ -538,10 +549,10 @@ def test_rows_start_from_steps_of_one_pretraining(figure5, tmp_path, monkeypatch
         (path / "metrics.json").unlink()
     (output / "pretrain" / "mlm-1" / "model.safetensors").unlink()
     runs = list_runs(run_study(make_study(figure5), output=output))
-    assert [run["status"] for run in runs] == ["failed", "finished", "failed"]
+    assert [run.status for run in runs] == ["failed", "finished", "failed"]
     lost = "its pretraining left no weights in pretrain/mlm-1{}; delete pretrain/mlm-1, and the same command"
     for run, step in ((runs[0], "/step-1"), (runs[2], "")):
-        assert run["failure"].startswith(lost.format(step))
+        assert run.failure.startswith(lost.format(step))
 
 
 @pytest.mark.slow
@@ -560,10 +571,10 @@ def test_steps_are_there_after_a_death_at_any_moment(figure5, tmp_path):
             with pytest.raises(Killed):
                 run_study(study, output=output)
     with pytest.raises(Killed):
-        run_study(study, output=output, progress=lambda results: results["over"] == 2 and die())
+        run_study(study, output=output, progress=lambda results: results.over == 2 and die())
     run_study(study, output=output)
     one, two = read_result(output), read_result(tmp_path / "whole")
-    assert [cell["mean"] for cell in one["cells"]] == [cell["mean"] for cell in two["cells"]]
+    assert [cell.mean for cell in one.cells] == [cell.mean for cell in two.cells]
 
 
 def test_mistakes_are_found_before_anything_is_written(recipe, ablation, tmp_path, monkeypatch, refused):
@@ -602,7 +613,7 @@ def test_a_study_with_another_pretraining_or_order_is_another_one(ablation, tmp_
 def test_runs_on_other_data_are_not_put_into_one_table(glue, tmp_path):
     """A run fails if its data differ from those of an earlier one, also when the study is looked at again."""
     recipe = glue | {"checkpoint": str(write_checkpoint(tmp_path / "bert")), "train": {"max_steps": 2}}
-    study = make_study({"tasks": ["rte"], "recipe": recipe, "seeds": [1, 2]})
+    study = make_study({"column": define_columns("rte"), "recipe": recipe, "seeds": [1, 2]})
     output = tmp_path / "study"
     run_study(study, output=output)
     shutil.rmtree(output / "rte" / "seed-2")
@@ -611,8 +622,8 @@ def test_runs_on_other_data_are_not_put_into_one_table(glue, tmp_path):
     train.write_text("".join(content.splitlines(keepends=True)[:-3]))
     for _ in range(2):
         one, two = list_runs(run_study(study, output=output))
-        assert (one["status"], two["status"]) == ("finished", "failed")
-        assert two["failure"].startswith("its data differ from those of rte/seed-1 (environment.json); delete one of")
+        assert (one.status, two.status) == ("finished", "failed")
+        assert two.failure.startswith("its data differ from those of rte/seed-1 (environment.json); delete one of")
     train.write_text(content)
     shutil.rmtree(output / "rte" / "seed-2")
-    assert [run["status"] for run in list_runs(run_study(study, output=output))] == ["finished"] * 2
+    assert [run.status for run in list_runs(run_study(study, output=output))] == ["finished"] * 2

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from bertkit.studies.cells import describe_plan, list_cells, list_pretrainings, name_settings
-from bertkit.studies.spec import Column, Study, Variant, define, make_study
+from bertkit.studies.spec import Column, Study, Variant, define, define_columns, make_study
 from bertkit.training.recipe import merge, read_recipe, save_recipe
 from tests.official import write_checkpoint
 
@@ -46,7 +46,7 @@ TWO = [{"name": "a", "task": "rte"}, {"name": "b", "task": "cola"}]
 
 def test_the_grid_of_the_paper_has_24_cells(fake):
     """A.3: every combination of four learning rates, two batch sizes and three numbers of epochs."""
-    cells = list_cells(make_study({"tasks": ["fake"], "grid": PAPER_GRID, "restarts": 2}))
+    cells = list_cells(make_study({"column": define_columns("fake"), "grid": PAPER_GRID, "restarts": 2}))
     assert len(cells) == len({cell.directory for cell in cells}) == 24
     assert tuple(cells[0].setting.values()) == (5e-5, 16, 2)
     assert tuple(cells[1].setting.values()) == (5e-5, 16, 3)
@@ -62,7 +62,7 @@ def test_the_grid_of_the_paper_has_24_cells(fake):
 
 def test_the_command_line_wins_over_the_grid_over_the_row_over_the_recipe(fake):
     definition = {
-        "tasks": ["fake"],
+        "column": define_columns("fake"),
         "recipe": {"batch_size": 1, "train": {"max_grad_norm": 1.0, "weight_decay": 0.1, "adam_epsilon": 0.1}},
         "row": [
             {"name": "one", "recipe": {"batch_size": 2, "train": {"weight_decay": 0.2, "adam_epsilon": 0.2}}},
@@ -78,15 +78,23 @@ def test_the_command_line_wins_over_the_grid_over_the_row_over_the_recipe(fake):
 
 
 def test_the_command_line_fixes_an_axis_or_replaces_its_values(fake):
-    definition = {"tasks": ["fake"], "grid": {"train.learning_rate": [1.0, 2.0], "batch_size": [7, 8]}}
+    definition = {
+        "column": define_columns("fake"),
+        "grid": {"train.learning_rate": [1.0, 2.0], "batch_size": [7, 8]},
+    }
     cells = list_cells(make_study(definition, {"train": {"learning_rate": [3, 4.0]}, "batch_size": 5}))
     assert [cell.setting for cell in cells] == [{"train.learning_rate": 3.0}, {"train.learning_rate": 4.0}]
     assert {cell.recipe.batch_size for cell in cells} == {5}
 
 
 def test_the_command_line_reaches_the_options_of_the_study_and_the_pretrainings(fake):
-    definition = {"tasks": ["pretrain"], "seeds": [1, 2], "select": "best"}
-    study = make_study(definition, {"tasks": ["fake"]}, {"restarts": 3, "train": {"seed": 7}}, {"num_gpus": 0.5})
+    definition = {"column": define_columns("pretrain"), "seeds": [1, 2], "select": "best"}
+    study = make_study(
+        definition,
+        {"column": define_columns("fake")},
+        {"restarts": 3, "train": {"seed": 7}},
+        {"num_gpus": 0.5},
+    )
     assert study == Study(columns=(Column("fake", "fake"),), seeds=(7, 8, 9), variants=(Variant(),), num_gpus=0.5)
     assert make_study(definition, {"seeds": [5]}).seeds == (5,)
     study = make_study(TABLE5, {"pretrain": {"train": {"max_steps": 5}}}, {"pretrain": {"batch_size": 4}})
@@ -103,11 +111,14 @@ def test_the_command_line_reaches_the_options_of_the_study_and_the_pretrainings(
         ({"seeds": [1, 2]}, ["fake/seed-1", "fake/seed-2"]),
         ({"grid": {"batch_size": [8]}, "row": [{"name": "Only one"}]}, ["fake/batch_size-8"]),
         ({"row": [{"name": "A row, named"}, {"name": "b"}]}, ["a-row-named/fake", "b/fake"]),
-        ({"tasks": ["fake", "pretrain"]}, ["fake", "pretrain"]),
+        (
+            {"column": define_columns("fake", "pretrain")},
+            ["fake", "pretrain"],
+        ),
     ],
 )
 def test_directories_name_only_what_there_is_more_of_than_one(fake, parts, directories):
-    cells = list_cells(make_study({"tasks": ["fake"], **parts}))
+    cells = list_cells(make_study({"column": define_columns("fake"), **parts}))
     assert [directory for cell in cells for directory in cell.runs.values()] == directories
 
 
@@ -134,7 +145,12 @@ def test_every_setting_has_a_directory_of_its_own(grid):
 )
 @settings(max_examples=25, deadline=None)
 def test_the_definition_that_is_written_makes_the_same_study(seeds, rates, rows, select):
-    definition = {"tasks": ["pretrain"], "seeds": seeds, "select": select, "recipe": {"batch_size": 8}}
+    definition = {
+        "column": define_columns("pretrain"),
+        "seeds": seeds,
+        "select": select,
+        "recipe": {"batch_size": 8},
+    }
     definition |= {"grid": {"train.learning_rate": rates}} if rates else {}
     definition |= {"row": [{"name": name, "recipe": {"data": {"vocab": name}}} for name in rows]} if rows else {}
     check_written(make_study(definition, {"train": {"max_steps": 3}}))
@@ -147,14 +163,16 @@ def check_written(study):
         assert make_study(read_recipe(Path(folder) / "study.toml")) == study
 
 
-def test_the_long_form_is_written_too_and_unquoted_axes_are_understood(fake, tmp_path):
+def test_every_key_is_written_and_unquoted_axes_are_understood(fake, tmp_path):
     definition = TABLE5 | {"average": ["MNLI-m", "MNLI-mm"], "note": "small", "keep": "all", "data_root": "r"}
     definition["row"] = [*definition["row"], {"name": "step", "step": 7, "paper": {"Average": 1, "Test": 91.2}}]
     definition["cited"] = {"Human": {"SQuAD": 91.2, "Test": 92.0}}
     study = make_study(definition, {"precision": "fp32", "pretrain": {"batch_size": 4}})
     check_written(study)
     assert list_cells(replace(study, data_root=""))[0].recipe.precision == "fp32"
-    (tmp_path / "study.toml").write_text('tasks = ["fake"]\n[grid]\ntrain.learning_rate = [1e-4, 1]\nbatch_size = [8]')
+    (tmp_path / "study.toml").write_text(
+        'column = [{ name = "fake", task = "fake" }]\n[grid]\ntrain.learning_rate = [1e-4, 1]\nbatch_size = [8]'
+    )
     grid = make_study(read_recipe(tmp_path / "study.toml")).grid
     assert grid == {"train.learning_rate": (1e-4, 1.0), "batch_size": (8,)}
 
@@ -200,14 +218,16 @@ def test_a_column_of_pretraining_shows_the_ends_of_the_rows_own():
     assert [cell.runs for cell in shown] == [{42: f"pretrain/{name}"} for name in names]
     assert shown[0].column.lower_is_better
     assert not Column("accuracy", "pretrain", "mlm_accuracy").lower_is_better
-    assert not list_pretrainings(make_study({"tasks": ["pretrain"]})), "without [pretrain] it is a task like others"
+    assert not list_pretrainings(make_study({"column": define_columns("pretrain")})), (
+        "without [pretrain] it is a task like others"
+    )
 
 
 def test_rows_start_from_steps_the_end_or_a_checkpoint(tmp_path):
     bert = str(write_checkpoint(tmp_path / "bert"))
     rows = [{"name": f"MLM, {step}", "step": step} for step in (300, 30, 1000)]
     rows += [{"name": "end"}, {"name": "theirs", "recipe": {"checkpoint": bert}}]
-    study = make_study({"tasks": ["rte"], "pretrain": PRETRAIN, "row": rows})
+    study = make_study({"column": define_columns("rte"), "pretrain": PRETRAIN, "row": rows})
     (origin,) = list_pretrainings(study)
     assert origin.steps == (30, 300)
     cells, start = list_cells(study, "out"), "out/pretrain/mlm-300"
@@ -216,7 +236,7 @@ def test_rows_start_from_steps_the_end_or_a_checkpoint(tmp_path):
 
 
 def test_data_are_found_below_the_root_unless_a_recipe_names_them(tmp_path, refused):
-    definition = {"tasks": ["rte", "squad1"], "pretrain": SMALL}
+    definition = {"column": define_columns("rte", "squad1"), "pretrain": SMALL}
     study = make_study(definition, {"data_root": str(tmp_path)})
     for folder in ("text", "glue", "squad"):
         with refused():
@@ -245,7 +265,13 @@ def test_an_ensemble_has_the_runs_of_the_first_seeds_of_its_rows_with_its_settin
     """A row that has a checkpoint does not start from the pretraining, and neither does an ensemble."""
     rows = [{"name": "one"}, {"name": "two"}, {"name": "Both", "ensemble": {"two": 1, "one": 3}}]
     study = make_study(
-        {"tasks": ["squad1"], "pretrain": PRETRAIN, "row": rows, "seeds": [1, 2, 3], "grid": {"batch_size": [8, 16]}}
+        {
+            "column": define_columns("squad1"),
+            "pretrain": PRETRAIN,
+            "row": rows,
+            "seeds": [1, 2, 3],
+            "grid": {"batch_size": [8, 16]},
+        }
     )
     check_written(study)
     assert list_pretrainings(study)[0].rows == ("one", "two")
@@ -262,10 +288,10 @@ def test_an_ensemble_has_the_runs_of_the_first_seeds_of_its_rows_with_its_settin
 
 def test_mistakes_in_a_definition_are_one_line(refused):
     for parts in (
-        {"tasks": []},
-        {"tasks": ["nonsense"]},
-        {"tasks": ["ax"]},
-        {"tasks": ["pretrain", "pretrain"]},
+        {"column": []},
+        {"column": define_columns("nonsense")},
+        {"column": define_columns("ax")},
+        {"column": define_columns("pretrain", "pretrain")},
         {"gird": {}},
         {"batch_size": 8},
         {"select": "worst"},
@@ -281,13 +307,12 @@ def test_mistakes_in_a_definition_are_one_line(refused):
         {"row": [{"name": "a", "recipe": {"train": {"seed": 1}}}]},
     ):
         with refused() as error:
-            make_study({"tasks": ["pretrain"]} | parts, where="my.toml")
+            make_study({"column": define_columns("pretrain")} | parts, where="my.toml")
         assert "\n" not in str(error.value)
 
 
-def test_mistakes_in_the_long_form_are_one_line(refused):
+def test_mistakes_in_columns_and_rows_are_one_line(refused):
     for parts in (
-        {"tasks": ["rte"]},
         {"column": [{"name": "a", "task": "rtee"}]},
         {"column": [{"name": "a", "task": "mrpc", "metric": "f2"}]},
         {"column": [TWO[0], {"name": "A", "task": "cola"}]},
@@ -320,9 +345,12 @@ def test_mistakes_of_a_cell_name_it_also_if_only_the_model_to_come_shows_them(re
     model = SMALL["model"] | {"max_position_embeddings": 32}
     short = {**PRETRAIN, "model": model, "data": {"max_length": 32}}
     for definition in (
-        {"tasks": ["rte"], "pretrain": PRETRAIN, "grid": {"data.max_length": [64, 999]}},
-        {"tasks": ["rte"], "pretrain": short, "recipe": {"data": {"max_length": 64}}},
-        {"tasks": ["rte"], "pretrain": merge(PRETRAIN, {"model": {"num_attention_heads": 5}})},
+        {"column": define_columns("rte"), "pretrain": PRETRAIN, "grid": {"data.max_length": [64, 999]}},
+        {"column": define_columns("rte"), "pretrain": short, "recipe": {"data": {"max_length": 64}}},
+        {
+            "column": define_columns("rte"),
+            "pretrain": merge(PRETRAIN, {"model": {"num_attention_heads": 5}}),
+        },
     ):
         with refused():
             list_cells(make_study(definition))

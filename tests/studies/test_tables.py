@@ -11,6 +11,7 @@ from bertkit.reports.plots import plot_log
 from bertkit.reports.tables import ScoreLine
 from bertkit.studies.plots import list_curves, plot_curve, plot_heatmap, tabulate_overview
 from bertkit.studies.tables import explain_scores, name_axes, show_value, write_table
+from bertkit.training.study_results import StudyPretraining, StudyRow
 from tests.world import COLUMNS, PAPER, make_ablation, make_results, score_by_hand
 
 ROWS = (
@@ -60,30 +61,33 @@ def test_the_table_of_a_grid_is_this():
     grid = {"train.learning_rate": [5e-5, 2e-5], "train.num_train_epochs": [3.0]}
     results = make_results(grid, COLUMNS, score_by_hand, paper=PAPER, majority=0.5271)
     assert write_table(results) == (
-        "# 1 row x 2 tasks x 2 settings x 2 seeds = 8 runs\n"
+        "# 1 row x 2 columns x 2 settings x 2 seeds = 8 runs\n"
         "\n"
-        "|  | rte: accuracy (%) | cola: Matthews correlation (%) |\n"
+        "|  | rte | cola |\n"
         "|---|---|---|\n"
         "| ours | 60.0 (1) | 50.0 (1) † |\n"
         "| ours, best run | 60.0 (best of 3) | 50.0 (best of 3) |\n"
         "| published: BERT-base, test | 66.4 | 52.1 |\n"
         "| published: BERT-large, test | 70.1 | – |\n"
         "\n"
-        "Ours: mean ± standard deviation over n finished runs (n), seeds 42, 43, on dev. "
+        "Ours: mean ± standard deviation over n finished runs (n), seeds 42, 43. "
         "The setting shown (bold below) is the one whose best run is best of 2 settings; it is chosen on the data "
         "that it is scored on, so its score is optimistic. "
         "The best run is the best of all 3 runs on that data: even more optimistic, and not comparable with a "
         "mean or a test score. "
         "† At least one run is no better than always giving the same answer.\n"
         "\n"
-        "## rte: accuracy (%)\n"
+        "- rte: accuracy in percent; rte, dev\n"
+        "- cola: Matthews correlation in percent; cola, dev\n"
+        "\n"
+        "## rte\n"
         "\n"
         "| learning_rate | num_train_epochs | mean | sd | best | n | failed | at or below majority |\n"
         "|---|---|---|---|---|---|---|---|\n"
         "| **5e-05** | **3** | **60.0** | **–** | **60.0** | **1** | **1** | **0** |\n"
         "| 2e-05 | 3 | 51.0 | 1.4 | 52.0 | 2 | 0 | 2 |\n"
         "\n"
-        "## cola: Matthews correlation (%)\n"
+        "## cola\n"
         "\n"
         "| learning_rate | num_train_epochs | mean | sd | best | n | failed | at or below majority |\n"
         "|---|---|---|---|---|---|---|---|\n"
@@ -105,7 +109,7 @@ def test_rows_stand_below_each_other_and_a_mean_says_of_how_many():
         "| paper | 51.0 ± 1.4 (2) | 41.0 ± 1.4 (2) |",
         r"| a \| b | 51.0 ± 1.4 (2) | 41.0 ± 1.4 (2) |",
         r"| a \| b, best run | 52.0 (best of 2) | 42.0 (best of 2) |",
-        "| row | task | mean | sd | best | n | failed |",
+        "| row | column | mean | sd | best | n | failed |",
     ):
         assert line in text.splitlines()
     assert "**" not in text, "without a grid nothing was chosen"
@@ -115,13 +119,13 @@ def test_rows_stand_below_each_other_and_a_mean_says_of_how_many():
 
 def test_a_single_run_is_no_mean_and_an_average_has_no_interval():
     results = make_results({}, COLUMNS, score_by_hand, seeds=[42])
-    assert explain_scores(results) == "Ours: one run (1), seed 42, on dev."
+    assert explain_scores(results) == "Ours: one run (1), seed 42."
     assert "| ours | 50.0 (1) | 40.0 (1) |" in write_table(results)
     assert "best run" not in write_table(results)
     assert "interval" not in write_table(results)
     add_limits(results, 0.442, 0.558)
-    results["definition"]["average"] = list(COLUMNS)
-    results["cells"][1]["runs"][0]["metrics"] = {"score": 0.4}
+    results.definition["average"] = list(COLUMNS)
+    results.cells[1].runs[0].metrics = {"score": 0.4}
     text = write_table(results)
     assert "| ours | 50.0 (1) | 40.0 (1) | 45.0 |\n| ours, 95 % interval | 44.2 to 55.8 | – | – |" in text
     assert "is over examples; it does not include the spread over seeds." in explain_scores(results)
@@ -130,8 +134,8 @@ def test_a_single_run_is_no_mean_and_an_average_has_no_interval():
 
 def add_limits(results, low, high):
     """Give each finished run the same interval."""
-    for run in (run for cell in results["cells"] for run in cell["runs"] if "metrics" in run):
-        run["metrics"] |= {"accuracy_low": low, "accuracy_high": high}
+    for run in (run for cell in results.cells for run in cell.runs if run.metrics):
+        run.metrics |= {"accuracy_low": low, "accuracy_high": high}
 
 
 def test_values_and_axes_are_short_where_they_can_be():
@@ -167,8 +171,8 @@ def test_heat_maps_of_odd_shapes(tmp_path):
 def test_columns_that_share_runs_have_shades_of_their_own():
     scores = {("a", "rte"): 0.4, ("b", "rte"): 0.5, ("a", "cola"): 0.5, ("b", "cola"): 0.4}
     results = make_results({}, COLUMNS, lambda row, task, *_: scores[row, task], rows=("a", "b"))
-    for cell in results["cells"]:
-        cell["directory"] = cell["row"]
+    for cell in results.cells:
+        cell.directory = cell.row
     assert [[cell.share for cell in row[1:]] for row in tabulate_overview(results).rows] == [[0.0, 1.0], [1.0, 0.0]]
 
 
@@ -177,7 +181,7 @@ def test_columns_that_share_runs_have_shades_of_their_own():
 
 def test_cited_systems_come_last_in_italics_and_may_have_columns_of_their_own():
     results = make_ablation()
-    results["definition"]["cited"] = {"Human": {"MNLI-m": 92.0, "Average": 87.1}, "GPT": {"Test": 82.1}}
+    results.definition["cited"] = {"Human": {"MNLI-m": 92.0, "Average": 87.1}, "GPT": {"Test": 82.1}}
     text = write_table(results)
     for line in (
         "|  | MNLI-m | QNLI | LM (ppl) | Average | Test |",
@@ -247,13 +251,14 @@ def make_steps(paper=True):
         return 0.3 + 0.05 * steps.index(int(row.rpartition(" ")[2].replace(",", ""))) / (1 + row.startswith("Left"))
 
     results = make_results({}, {"MNLI": "accuracy"}, score, rows=names, seeds=[42])
-    origins = [{"rows": names[:3], "directory": "a"}, {"rows": names[3:], "directory": "b"}]
+    origins = {"a": names[:3], "b": names[3:]}
+    results.pretrainings = [StudyPretraining(rows, name, [], [], status="waiting") for name, rows in origins.items()]
     published = dict(zip(names, (78.6, 80.5, 84.4, 79.4, 80.3, 82.2), strict=True))
-    rows = {
-        name: {"paper": {"MNLI": published[name]} if paper else {}, "step": steps[number % 3]}
+    results.rows = {
+        name: StudyRow({"MNLI": published[name]} if paper else {}, None, steps[number % 3])
         for number, name in enumerate(names)
     }
-    return results | {"pretrainings": origins, "rows": rows}
+    return results
 
 
 def test_a_curve_has_a_line_for_each_pretraining_and_a_study_without_steps_none(tmp_path):

@@ -169,8 +169,8 @@ import json, sys
 from pathlib import Path
 from bertkit.studies.runner import make_study, run_study
 def show(results):
-    runs = [run for cell in results["cells"] for run in cell["runs"]] + results["pretrainings"]
-    print("at", results["over"], max([run.get("update", 0) for run in runs]), flush=True)
+    runs = [run for cell in results.cells for run in cell.runs] + results.pretrainings
+    print("at", results.over, max([run.update or 0 for run in runs]), flush=True)
 if __name__ == "__main__":
     study = make_study(json.loads(Path("study.json").read_text()))
     say = lambda line: print(line, flush=True)
@@ -226,7 +226,7 @@ def study(tmp_path_factory):
     }
     (folder / "study.json").write_text(json.dumps(definition))
     (folder / "script.py").write_text(STUDY_SCRIPT)
-    assert run_study(make_study(definition), output=folder / "made")["failed"] == 0
+    assert run_study(make_study(definition), output=folder / "made").failed == 0
     (folder / "made").rename(folder / "one")
     return folder
 

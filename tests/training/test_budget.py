@@ -19,7 +19,7 @@ from transformers import TrainerControl, TrainerState
 from bertkit.errors import UsageError
 from bertkit.studies.cells import describe_time
 from bertkit.studies.search import search_or_train
-from bertkit.studies.spec import make_study
+from bertkit.studies.spec import define_columns, make_study
 from bertkit.system.progress import ignore
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
@@ -199,7 +199,7 @@ def test_a_study_measures_runs_of_the_same_cost_once(rte, tmp_path, monkeypatch)
     lines = []
     monkeypatch.setattr(costs, "measure_costs", lambda recipe, left: COSTS)
     grid = {"batch_size": [16, 32], "train.learning_rate": [1e-5, 2e-5], "train.num_train_epochs": [1.0, 2.0]}
-    study = make_study({"tasks": ["rte"], "recipe": dict(rte.given), "grid": grid})
+    study = make_study({"column": define_columns("rte"), "recipe": dict(rte.given), "grid": grid})
     expected = ["8 runs, one after another: 2 min 40 s expected here"]
     assert describe_time(study, tmp_path, lines.append) == expected
     assert len(lines) == 1
@@ -223,7 +223,11 @@ def test_a_study_measures_runs_once_for_each_kind_of_pretrained_model(rte, tmp_p
         {"name": "left", "pretrain": {"data": {"objective": "clm"}}},
         {"name": "lost", "pretrain": {"model": {"hidden_size": 16}, "data": {"corpus": ["lost.txt"]}}},
     ]
-    definition = {"tasks": ["rte"], "seeds": [1, 2], "pretrain": make_recipe(write_text(tmp_path / "corpus.txt"))}
+    definition = {
+        "column": define_columns("rte"),
+        "seeds": [1, 2],
+        "pretrain": make_recipe(write_text(tmp_path / "corpus.txt")),
+    }
     definition |= {"recipe": {"data": {"dir": rte.data["dir"], "max_length": 32}}, "row": [{"name": "BERT"}, *rows]}
     with pytest.raises(UsageError, match=r"^pretrain/lost: it is lost$"):
         describe_time(make_study(definition), tmp_path / "study", lines.append)
