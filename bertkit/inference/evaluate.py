@@ -34,6 +34,7 @@ from bertkit.reports.tables import (
 from bertkit.system.files import atomic_open
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
+from bertkit.tasks.answers import DECIDED_VALUES
 from bertkit.tasks.equal_rows import check_rows
 from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.kinds import LABEL_KINDS, get_kind
@@ -137,7 +138,7 @@ def open_scored(run: str, predictor: Predictor) -> ScoredModel:
         columns = {"text": predictor.trained} if predictor.trained else {}
         recipe = Recipe.make(task, {"checkpoint": run, "data": columns}, config=config)
     recipe = replace(recipe, data={**recipe.data, **changes})
-    decided = {name: value for name in ("tau", "thresholds") if (value := getattr(config, name)) is not None}
+    decided = {name: value for name in DECIDED_VALUES if (value := getattr(config, name)) is not None}
     if config.problem_type and LABEL_KINDS[config.problem_type].has_several:
         decided.setdefault("thresholds", [FIXED_THRESHOLD] * config.num_labels)
     return ScoredModel(run, task, recipe, predictor.settings, predictor.precision, decided)

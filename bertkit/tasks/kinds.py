@@ -11,7 +11,7 @@ Shape letters: S rows, L labels.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,8 @@ from bertkit.metrics.classification import (
     score_labels,
     tune_thresholds,
 )
-from bertkit.metrics.rows import WeightedScore, measure_numbers
+from bertkit.metrics.rows import WeightedScore, measure_mean, measure_numbers
+from bertkit.metrics.selective import choose_confidence
 from bertkit.metrics.table import (
     LABEL,
     NAMES,
@@ -71,6 +72,8 @@ class ClassAnswers(Answers):
     rule: ThresholdRule | None  # how the threshold was chosen
     labels: np.ndarray | None  # (S,) the right classes
     set_limit: float | None  # the highest conformity score of a label in a label set; None: no label sets
+    least: float | None = None  # the probability below which there is no answer; None: all are answered
+    abstention: Mapping[str, float] = field(default_factory=dict)  # how `least` was chosen on these rows
 
     @cached_property
     def best(self) -> np.ndarray:
@@ -85,7 +88,9 @@ class ClassAnswers(Answers):
         spelled = np.array(self.names, object)
         columns = {} if self.labels is None else {LABEL: spelled[self.labels]}
         columns[PREDICTION] = spelled[self.best]
-        facts = {} if self.thresholds is None else {"decided": {"thresholds": list(self.thresholds)}}
+        decided = {} if self.thresholds is None else {"thresholds": list(self.thresholds)}
+        decided |= {} if self.least is None else {"least_confidence": self.least}
+        facts = {"decided": decided} if decided else {}
         if self.rule is not None:
             facts["asked"] = {self.rule.score: self.rule.value}
         columns |= name_probabilities(self.probabilities, self.names)
@@ -96,16 +101,35 @@ class ClassAnswers(Answers):
         for best, values in zip(self.best.tolist(), self.probabilities.tolist(), strict=True):
             row = dict(zip(self.names, values, strict=True))
             result = {"label": self.names[best], "probability": values[best], "probabilities": row}
+            if self.least is not None:
+                result["abstained"] = values[best] < self.least
+            if result.get("abstained"):
+                result["label"] = None
             results.append(add_label_set(result, row, self.set_limit))
         return results
 
+    def abstain(self, target: float, groups: Sequence[Hashable]) -> "ClassAnswers":
+        """Return the answers without those that are too uncertain for an accuracy, by the right answers to these rows.
+
+        Args:
+            groups: (S,) the group of each row.
+        """
+        confidences, right = self.probabilities.max(axis=1), self.best == self.labels
+        choice = choose_confidence(confidences, right, target, len(self.names), groups)
+        facts = {"target_accuracy": target, "reached_accuracy": choice.reached, "deciding_rows": choice.rows}
+        return replace(self, least=choice.least, abstention=facts)
+
     @staticmethod
     def describe(result: Result) -> str:
-        return f"{result['label']}  ({result['probability']:.1%}){describe_set(result)}"
+        label = f"(no answer, at most {result['probability']:.1%})"
+        if result["label"] is not None:
+            label = f"{result['label']}  ({result['probability']:.1%})"
+        return f"{label}{describe_set(result)}"
 
     @staticmethod
     def flatten(result: Result) -> dict[str, Any]:
-        return {"label": result["label"], "probability": result["probability"]} | flatten_probabilities(result)
+        row = {"label": result["label"] or "", "probability": result["probability"]} | flatten_probabilities(result)
+        return row | ({"abstained": result["abstained"]} if "abstained" in result else {})
 
     @staticmethod
     def convert(result: Result, labels: Sequence[str]) -> Any:
@@ -252,7 +276,7 @@ class Kind:
         """
         raise NotImplementedError
 
-    def describe(self, names: Sequence[str], has_sets: bool) -> Schema:
+    def describe(self, names: Sequence[str], decided: Decisions) -> Schema:
         """Return the schema of the answers."""
         raise NotImplementedError
 
@@ -315,12 +339,15 @@ class SingleLabel(Kind):
             thresholds[rule.label] = float(tune_thresholds(*columns, rule)[0])
         if thresholds is not None and (len(names) != 2 or 0 not in thresholds):  # those of a baseline of several labels
             thresholds = None
-        return ClassAnswers(names, logits, probabilities, thresholds, rule, labels, (decided or {}).get("set_limit"))
+        limits = ((decided or {}).get(name) for name in ("set_limit", "least_confidence"))
+        return ClassAnswers(names, logits, probabilities, thresholds, rule, labels, *limits)
 
-    def describe(self, names: Sequence[str], has_sets: bool) -> Schema:
+    def describe(self, names: Sequence[str], decided: Decisions) -> Schema:
         probabilities = make_object(dict.fromkeys(names, PROBABILITY))
         answer = {"label": {"enum": names}, "probability": PROBABILITY, "probabilities": probabilities}
-        return make_object(answer | ({"label_set": make_array({"enum": names})} if has_sets else {}))
+        if "least_confidence" in decided:
+            answer |= {"label": {"enum": [*names, None]}, "abstained": {"type": "boolean"}}
+        return make_object(answer | ({"label_set": make_array({"enum": names})} if "set_limit" in decided else {}))
 
     def encode(self, cells: Sequence[Any], names: Sequence[str]) -> np.ndarray:
         return encode_names(cells, names)
@@ -334,6 +361,11 @@ class SingleLabel(Kind):
             usual = score_classes(probabilities.argmax(1), labels, names)
             found |= {f"fixed_{name}": score for name, score in usual.items()}
             found |= name_each("threshold", names, thresholds)
+        if (least := read_decided(rows).get("least_confidence")) and probabilities is not None:
+            is_answered = probabilities.max(axis=1) >= least
+            found["answered"] = measure_mean(is_answered)
+            found["answered_accuracy"] = measure_mean(predictions == labels, is_answered)
+            found["least_confidence"] = least
         found |= name_each("count", names, np.bincount(labels, minlength=len(names)).tolist())
         return found if probabilities is None else found | measure_calibration(probabilities, labels)
 
@@ -391,10 +423,10 @@ class SeveralLabels(Kind):
             thresholds, is_tuned = [FIXED_THRESHOLD] * len(names), False
         return LabelAnswers(names, probabilities, list(thresholds), is_tuned, labels, (decided or {}).get("set_limit"))
 
-    def describe(self, names: Sequence[str], has_sets: bool) -> Schema:
+    def describe(self, names: Sequence[str], decided: Decisions) -> Schema:
         probabilities, labels = make_object(dict.fromkeys(names, PROBABILITY)), make_array({"enum": names})
         answer = {"labels": labels, "probabilities": probabilities}
-        return make_object(answer | ({"label_set": labels} if has_sets else {}))
+        return make_object(answer | ({"label_set": labels} if "set_limit" in decided else {}))
 
     def encode(self, cells: Sequence[Any], names: Sequence[str]) -> np.ndarray:
         return mark_names(cells, names)
@@ -454,7 +486,7 @@ class Number(Kind):
         kind = NumberAnswers if len(names) == 1 else NumbersAnswers
         return kind(names, check_finite(logits), labels)
 
-    def describe(self, names: Sequence[str], has_sets: bool) -> Schema:
+    def describe(self, names: Sequence[str], decided: Decisions) -> Schema:
         if len(names) == 1:
             return make_object({"score": NUMBER_SCHEMA})
         return make_object({"scores": make_object(dict.fromkeys(names, NUMBER_SCHEMA))})

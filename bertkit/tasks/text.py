@@ -167,6 +167,8 @@ class TextTask(FineTuningTask):
             ThresholdRule.parse(data["threshold"])
         elif data["positive"]:
             raise UsageError(f"positive is {data['positive']!r} in [data], but there is no threshold; add one")
+        if data["threshold"] and data["target_accuracy"]:
+            raise UsageError("threshold and target_accuracy are both set in [data]; a model decides by one of them")
         weights = data["class_weights"]
         if isinstance(weights, str) and weights != BALANCED:
             raise UsageError(f'class_weights is {weights!r}; give "balanced" or a table label -> weight')
@@ -301,6 +303,17 @@ class TextTask(FineTuningTask):
                 f"a text is {name!r} if its probability is above {thresholds[name]:.3f}; plain transformers decides at "
                 "0.5, and so do the scores whose names begin with fixed_"
             )
+        if target := metrics.get("target_accuracy"):
+            line = (
+                f"no confidence has an accuracy of {target:.1%} for sure: {metrics['reached_accuracy']:.1%} is reached"
+            )
+            if "answered" in metrics:
+                line = (
+                    f"answers {metrics['answered']:.0%} of the texts, those with a probability of at least "
+                    f"{metrics['least_confidence']:g}; at least {target:.1%} of these answers are right (95 % "
+                    f"certainty, {metrics['deciding_rows']:,} rows)"
+                )
+            lines.append(line)
         return lines
 
     # --- Answers ------------------------------------------------------------------------------------------------------
@@ -312,7 +325,7 @@ class TextTask(FineTuningTask):
     def schema(self, settings: PredictionSettings) -> tuple[Schema, Schema]:
         """Return the schemas of a sentence or two, and of what `answer` returns."""
         kind = get_trained_kind(settings.model.config)
-        answers = kind.describe(settings.labels, settings.set_limit is not None)
+        answers = kind.describe(settings.labels, settings.decided)
         return describe_texts(SAMPLE_PAIR, settings), answers
 
     def encode_inputs(self, examples: Sequence[tuple[str, ...]], settings: PredictionSettings) -> EncodedInputs:
@@ -383,10 +396,13 @@ def read_scored(
 
 def make_rule(options: Mapping[str, Any], train: TextExamples) -> ThresholdRule | None:
     """Return how thresholds are chosen; of two classes the rarer one of train has it, or the one that is named."""
+    space = train.space
+    kind, names = LABEL_KINDS[space.kind], space.names
+    if options["target_accuracy"] and (kind.has_several or not kind.has_names):
+        raise UsageError("target_accuracy is for classes, but the labels are several or numbers; leave it out")
     if not options["threshold"]:
         return None
-    rule, space = ThresholdRule.parse(options["threshold"]), train.space
-    kind, names = LABEL_KINDS[space.kind], space.names
+    rule = ThresholdRule.parse(options["threshold"])
     if not kind.has_names or (len(names) > 2 and not kind.has_several):
         many = f"{len(names):,} classes" if kind.has_names else "numbers"
         raise UsageError(f"threshold is for two classes or for several labels, but the labels are {many}; leave it out")
