@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from bertkit.data.formats.annotations import keep_accepted
+from bertkit.data.formats.choices import read_labelled_export
 from bertkit.data.formats.rows import Columns, choose_reader, read_splits
 from bertkit.data.formats.writer import write_beside
 from bertkit.data.labels import (
@@ -184,7 +184,7 @@ class TextTask(FineTuningTask):
         read = choose_reader(options, report)
         tables = read_splits(options["dir"], read, needs_train=config is None)
         learned = {*options["text"], *options["label"]}
-        tables = {split: keep_accepted(table, learned, report) for split, table in tables.items()}
+        tables = {split: read_labelled_export(table, learned, report) for split, table in tables.items()}
         if config is not None:
             return read_scored(tables, options, config, report)
         train = tables["train"]
