@@ -220,7 +220,9 @@ def explain_labels(
     if "score" in result:
         chosen = {"score": 0}
     else:
-        names = [result["label"]] if "label" in result else result.get("labels", settings.labels)
+        names = result.get("labels", settings.labels)
+        if "label" in result:  # None where the model gives no answer
+            names = [result["label"] or max(result["probabilities"], key=result["probabilities"].get)]
         chosen = {name: settings.labels.index(name) for name in names}
     targets = []
     for name, label in chosen.items():

@@ -3,10 +3,14 @@
 Scores are fractions. Shape letters: S sequences, L labels.
 """
 
+import math
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 
 import numpy as np
 
+from bertkit.errors import UsageError
 from bertkit.metrics.rows import (
     WeightedScore,
     measure_classes,
@@ -80,8 +84,44 @@ def score_labels(
     }
 
 
-def tune_thresholds(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Return for each label the threshold with the best F1, from an exact sweep over all distinct predictions.
+@dataclass(frozen=True)
+class ThresholdRule:
+    """The choice of a threshold: for the highest F score, or for a least precision or recall."""
+
+    score: str  # f, precision or recall
+    value: float  # beta of the F score, or the least precision or recall
+    label: int = 0  # the class of two that has the threshold
+
+    @classmethod
+    def parse(cls, text: str) -> "ThresholdRule":
+        """Parse a rule such as f1, f0.5, precision=0.95 or recall=0.9."""
+        name, _, value = text.partition("=") if "=" in text else (text[:1], "", text[1:])
+        with suppress(ValueError):
+            number = float(value)
+            if 0 < number < (math.inf if name == "f" else 1) and name in ("f", "precision", "recall"):
+                return cls(name, number)
+        raise UsageError(f"threshold is {text!r} in [data]; give f1, f0.5, precision=0.95 or recall=0.9, for example")
+
+    def rate(self, right: np.ndarray, predicted: np.ndarray, positives: int) -> np.ndarray:
+        """Return how good some thresholds are, from the right and the predicted rows above each; the best is highest.
+
+        Where none reaches a least precision or recall, the nearest to it is best.
+        """
+        precision = np.divide(right, predicted, out=np.ones(len(right)), where=predicted > 0)
+        recall = right / positives
+        if self.score == "f":
+            return (1 + self.value**2) * right / (predicted + self.value**2 * positives)
+        kept, raised = (precision, recall) if self.score == "precision" else (recall, precision)
+        kept = np.where((right > 0) | (self.score == "recall"), kept, 0.0)  # a threshold above all rows finds nothing
+        is_reached = kept >= self.value
+        return np.where(is_reached, 1 + raised, kept)
+
+
+F1 = ThresholdRule("f", 1.0)
+
+
+def tune_thresholds(probabilities: np.ndarray, labels: np.ndarray, rule: ThresholdRule = F1) -> np.ndarray:
+    """Return for each label the best threshold by a rule, from an exact sweep over all distinct predictions.
 
     A label is predicted if its probability is above the threshold. Thresholds lie midway between two neighbouring
     probabilities, or at FIXED_THRESHOLD if that separates them. Among equally good ones the nearest to FIXED_THRESHOLD
@@ -94,10 +134,10 @@ def tune_thresholds(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray
     Returns:
         (L,) thresholds, from 0 to 1.
     """
-    return np.array([_tune_threshold(*columns) for columns in zip(probabilities.T, labels.T, strict=True)])
+    return np.array([_tune_threshold(*columns, rule) for columns in zip(probabilities.T, labels.T, strict=True)])
 
 
-def _tune_threshold(probabilities: np.ndarray, labels: np.ndarray) -> float:
+def _tune_threshold(probabilities: np.ndarray, labels: np.ndarray, rule: ThresholdRule) -> float:
     """Return the threshold of one label, from probabilities (S,) and labels (S,)."""
     if not labels.any():
         return FIXED_THRESHOLD
@@ -106,11 +146,11 @@ def _tune_threshold(probabilities: np.ndarray, labels: np.ndarray) -> float:
     # A threshold in [low, high) predicts the sequences whose probability is at least `high`.
     low, high, first = ends[:-1], ends[1:], starts[1:] - 1
     found = np.concatenate([labels[order].astype(np.int64)[::-1].cumsum()[::-1], [0]])[first]
-    f1 = 2 * found / (len(labels) - first + labels.sum())
+    rates = rule.rate(found, len(labels) - first, int(labels.sum()))
     middle = (low + high) / 2
     middle = np.where(middle < high, middle, low)  # between neighbouring floats the mean may be rounded up
     middle[(low <= FIXED_THRESHOLD) & (high > FIXED_THRESHOLD)] = FIXED_THRESHOLD
-    best = middle[f1 == f1.max()]
+    best = middle[rates == rates.max()]
     return float(best[np.abs(best - FIXED_THRESHOLD).argmin()])
 
 

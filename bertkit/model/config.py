@@ -32,7 +32,7 @@ CONFIG_RANGES = {  # other values cannot work, so that a file with them is damag
     "temperature": (1e-3, 1e3),
 }
 # Unknown to other programs.
-OWN_VALUES = ("tau", "thresholds", "temperature", "text_columns", "text_words", "feature_layers")
+OWN_VALUES = ("tau", "thresholds", "least_confidence", "temperature", "text_columns", "text_words", "feature_layers")
 OWN_VALUES += ("bilstm_hidden_size", "class_weights", "window_pooling", "target_scale", "learned_scale", "mean_layer")
 
 
@@ -71,6 +71,8 @@ class BertConfig(PreTrainedConfig):
     tau: float | int | None = None
     # The probability above which each of several labels is predicted, in label order; None: 0.5
     thresholds: list[float | int] | None = None
+    # The probability of the likeliest class below which a classifier gives no answer; None: it answers all
+    least_confidence: float | int | None = None
     # The number that a classifier's logits are divided by for calibrated probabilities; the model's outputs are not
     # divided
     temperature: float | int | None = None

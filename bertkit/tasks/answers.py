@@ -15,7 +15,9 @@ import pyarrow as pa
 from scipy.special import softmax
 
 Result = dict[str, Any]
-Decisions = Mapping[str, Any]  # values that other data have decided: tau, thresholds, and the `set_limit` of label sets
+# Values that other data have decided: those of DECIDED_VALUES, as in `BertConfig`, and the `set_limit` of label sets
+Decisions = Mapping[str, Any]
+DECIDED_VALUES = ("tau", "thresholds", "least_confidence")
 
 
 class Answers:

@@ -11,7 +11,7 @@ Shape letters: S rows, L labels.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +20,17 @@ import pyarrow as pa
 
 from bertkit.data.labels import REGRESSION, SEPARATOR, SEVERAL, SINGLE, normalise, read_list
 from bertkit.metrics.calibration import compute_probabilities, measure_calibration
-from bertkit.metrics.classification import FIXED_THRESHOLD, name_each, score_classes, score_labels, tune_thresholds
-from bertkit.metrics.rows import WeightedScore, measure_numbers
+from bertkit.metrics.classification import (
+    F1,
+    FIXED_THRESHOLD,
+    ThresholdRule,
+    name_each,
+    score_classes,
+    score_labels,
+    tune_thresholds,
+)
+from bertkit.metrics.rows import WeightedScore, measure_mean, measure_numbers
+from bertkit.metrics.selective import choose_confidence
 from bertkit.metrics.table import (
     LABEL,
     NAMES,
@@ -56,33 +65,70 @@ class ClassAnswers(Answers):
     key = "label"
     has_pipeline = True
     names: Sequence[str]
-    best: np.ndarray  # (S,) the likeliest class
+    logits: np.ndarray  # (S, L)
     probabilities: np.ndarray  # (S, L)
+    thresholds: Sequence[float] | None  # (2,) that of the class that has one, and 0; None: the likeliest class is taken
+    rule: ThresholdRule | None  # how the threshold was chosen
     labels: np.ndarray | None  # (S,) the right classes
     set_limit: float | None  # the highest conformity score of a label in a label set; None: no label sets
+    least: float | None = None  # the probability below which there is no answer; None: all are answered
+    abstention: Mapping[str, float] = field(default_factory=dict)  # how `least` was chosen on these rows
+
+    @cached_property
+    def best(self) -> np.ndarray:
+        """Return (S,) the likeliest class, or the one with a threshold where its probability is above that."""
+        if self.thresholds is None:
+            return self.logits.argmax(1)
+        label = int(np.argmax(self.thresholds))
+        return np.where(self.probabilities[:, label] > self.thresholds[label], label, 1 - label)
 
     @cached_property
     def rows(self) -> pa.Table:
         spelled = np.array(self.names, object)
         columns = {} if self.labels is None else {LABEL: spelled[self.labels]}
         columns[PREDICTION] = spelled[self.best]
-        return make_rows(columns | name_probabilities(self.probabilities, self.names), names=list(self.names))
+        decided = {} if self.thresholds is None else {"thresholds": list(self.thresholds)}
+        decided |= {} if self.least is None else {"least_confidence": self.least}
+        facts = {"decided": decided} if decided else {}
+        if self.rule is not None:
+            facts["asked"] = {self.rule.score: self.rule.value}
+        columns |= name_probabilities(self.probabilities, self.names)
+        return make_rows(columns, names=list(self.names), **facts)
 
     def list_results(self) -> list[Result]:
         results: list[Result] = []
         for best, values in zip(self.best.tolist(), self.probabilities.tolist(), strict=True):
             row = dict(zip(self.names, values, strict=True))
             result = {"label": self.names[best], "probability": values[best], "probabilities": row}
+            if self.least is not None:
+                result["abstained"] = values[best] < self.least
+            if result.get("abstained"):
+                result["label"] = None
             results.append(add_label_set(result, row, self.set_limit))
         return results
 
+    def abstain(self, target: float, groups: Sequence[Hashable]) -> "ClassAnswers":
+        """Return the answers without those that are too uncertain for an accuracy, by the right answers to these rows.
+
+        Args:
+            groups: (S,) the group of each row.
+        """
+        confidences, right = self.probabilities.max(axis=1), self.best == self.labels
+        choice = choose_confidence(confidences, right, target, len(self.names), groups)
+        facts = {"target_accuracy": target, "reached_accuracy": choice.reached, "deciding_rows": choice.rows}
+        return replace(self, least=choice.least, abstention=facts)
+
     @staticmethod
     def describe(result: Result) -> str:
-        return f"{result['label']}  ({result['probability']:.1%}){describe_set(result)}"
+        label = f"(no answer, at most {result['probability']:.1%})"
+        if result["label"] is not None:
+            label = f"{result['label']}  ({result['probability']:.1%})"
+        return f"{label}{describe_set(result)}"
 
     @staticmethod
     def flatten(result: Result) -> dict[str, Any]:
-        return {"label": result["label"], "probability": result["probability"]} | flatten_probabilities(result)
+        row = {"label": result["label"] or "", "probability": result["probability"]} | flatten_probabilities(result)
+        return row | ({"abstained": result["abstained"]} if "abstained" in result else {})
 
     @staticmethod
     def convert(result: Result, labels: Sequence[str]) -> Any:
@@ -217,17 +263,19 @@ class Kind:
         names: Sequence[str],
         labels: np.ndarray | None = None,
         decided: Decisions | None = None,
+        rule: ThresholdRule | None = None,
     ) -> Answers:
         """Return the answers of logits (S, L).
 
         Args:
             labels: The right answers; None without any.
             decided: The `thresholds` (L,) of several labels, which are else tuned on `labels`, or fixed without these,
-                and the `set_limit` of label sets.
+                those of two classes, of which one is 0, and the `set_limit` of label sets.
+            rule: How thresholds are chosen; None: two classes have none, and several labels those with the best F1.
         """
         raise NotImplementedError
 
-    def describe(self, names: Sequence[str], has_sets: bool) -> Schema:
+    def describe(self, names: Sequence[str], decided: Decisions) -> Schema:
         """Return the schema of the answers."""
         raise NotImplementedError
 
@@ -280,14 +328,25 @@ class SingleLabel(Kind):
         names: Sequence[str],
         labels: np.ndarray | None = None,
         decided: Decisions | None = None,
+        rule: ThresholdRule | None = None,
     ) -> Answers:
         probabilities = compute_probabilities(check_finite(logits), several=False)
-        return ClassAnswers(names, logits.argmax(1), probabilities, labels, (decided or {}).get("set_limit"))
+        thresholds = (decided or {}).get("thresholds")
+        if decided is None and rule is not None and labels is not None:
+            thresholds = [0.0, 0.0]
+            columns = probabilities[:, [rule.label]], (labels == rule.label)[:, None]
+            thresholds[rule.label] = float(tune_thresholds(*columns, rule)[0])
+        if thresholds is not None and (len(names) != 2 or 0 not in thresholds):  # those of a baseline of several labels
+            thresholds = None
+        limits = ((decided or {}).get(name) for name in ("set_limit", "least_confidence"))
+        return ClassAnswers(names, logits, probabilities, thresholds, rule, labels, *limits)
 
-    def describe(self, names: Sequence[str], has_sets: bool) -> Schema:
+    def describe(self, names: Sequence[str], decided: Decisions) -> Schema:
         probabilities = make_object(dict.fromkeys(names, PROBABILITY))
         answer = {"label": {"enum": names}, "probability": PROBABILITY, "probabilities": probabilities}
-        return make_object(answer | ({"label_set": make_array({"enum": names})} if has_sets else {}))
+        if "least_confidence" in decided:
+            answer |= {"label": {"enum": [*names, None]}, "abstained": {"type": "boolean"}}
+        return make_object(answer | ({"label_set": make_array({"enum": names})} if "set_limit" in decided else {}))
 
     def encode(self, cells: Sequence[Any], names: Sequence[str]) -> np.ndarray:
         return encode_names(cells, names)
@@ -297,6 +356,15 @@ class SingleLabel(Kind):
         predictions, labels = (encode_names(rows.column(name).to_pylist(), names) for name in (PREDICTION, LABEL))
         probabilities = read_probabilities(rows, names)
         found: Scores = dict(score_classes(predictions, labels, names, probabilities))
+        if (thresholds := read_decided(rows).get("thresholds")) and probabilities is not None:
+            usual = score_classes(probabilities.argmax(1), labels, names)
+            found |= {f"fixed_{name}": score for name, score in usual.items()}
+            found |= name_each("threshold", names, thresholds)
+        if (least := read_decided(rows).get("least_confidence")) and probabilities is not None:
+            is_answered = probabilities.max(axis=1) >= least
+            found["answered"] = measure_mean(is_answered)
+            found["answered_accuracy"] = measure_mean(predictions == labels, is_answered)
+            found["least_confidence"] = least
         found |= name_each("count", names, np.bincount(labels, minlength=len(names)).tolist())
         return found if probabilities is None else found | measure_calibration(probabilities, labels)
 
@@ -343,20 +411,21 @@ class SeveralLabels(Kind):
         names: Sequence[str],
         labels: np.ndarray | None = None,
         decided: Decisions | None = None,
+        rule: ThresholdRule | None = None,
     ) -> Answers:
         # In 64 bits, as for the thresholds: fp32 rounds the probabilities of likely labels to 1.
         probabilities = compute_probabilities(check_finite(logits), several=True)
         thresholds, is_tuned = (decided or {}).get("thresholds"), True
         if thresholds is None and labels is not None:
-            thresholds = tune_thresholds(probabilities, labels).tolist()
+            thresholds = tune_thresholds(probabilities, labels, rule or F1).tolist()
         elif thresholds is None:
             thresholds, is_tuned = [FIXED_THRESHOLD] * len(names), False
         return LabelAnswers(names, probabilities, list(thresholds), is_tuned, labels, (decided or {}).get("set_limit"))
 
-    def describe(self, names: Sequence[str], has_sets: bool) -> Schema:
+    def describe(self, names: Sequence[str], decided: Decisions) -> Schema:
         probabilities, labels = make_object(dict.fromkeys(names, PROBABILITY)), make_array({"enum": names})
         answer = {"labels": labels, "probabilities": probabilities}
-        return make_object(answer | ({"label_set": labels} if has_sets else {}))
+        return make_object(answer | ({"label_set": labels} if "set_limit" in decided else {}))
 
     def encode(self, cells: Sequence[Any], names: Sequence[str]) -> np.ndarray:
         return mark_names(cells, names)
@@ -411,11 +480,12 @@ class Number(Kind):
         names: Sequence[str],
         labels: np.ndarray | None = None,
         decided: Decisions | None = None,
+        rule: ThresholdRule | None = None,
     ) -> Answers:
         kind = NumberAnswers if len(names) == 1 else NumbersAnswers
         return kind(names, check_finite(logits), labels)
 
-    def describe(self, names: Sequence[str], has_sets: bool) -> Schema:
+    def describe(self, names: Sequence[str], decided: Decisions) -> Schema:
         if len(names) == 1:
             return make_object({"score": NUMBER_SCHEMA})
         return make_object({"scores": make_object(dict.fromkeys(names, NUMBER_SCHEMA))})

@@ -146,6 +146,14 @@ CLASSIFY_OPTIONS: Options = {
     "label_sep": Option("", help="Text between several labels in a cell, such as ; (default: |)."),
     "unlabelled": UNLABELLED_ROWS,
     **SPLIT_OPTIONS,
+    "threshold": Option(
+        "",
+        help="Decide two classes, or each of several labels, by a threshold: f1, f0.5, precision=0.95 or recall=0.9.",
+    ),
+    "positive": Option("", help="Class that data.threshold is for (default: the rarer one of train)."),
+    "target_accuracy": Option(
+        0.0, 0, help="Answer only texts at a confidence with this accuracy of the answers; 0: all.", below=1
+    ),
     "class_weights": Option({}, help='"balanced", or a table of a weight for each label (default: equal weights).'),
     **TEXT_OPTIONS,
     "pooling": POOLED_VECTOR,

@@ -20,7 +20,7 @@ from bertkit.errors import UsageError
 from bertkit.metrics.rows import WeightedScore, take_values
 from bertkit.reports.tables import ScoreLine, find_row
 from bertkit.system.progress import Report, ignore
-from bertkit.tasks.answers import Answers, Decisions
+from bertkit.tasks.answers import DECIDED_VALUES, Answers, Decisions
 from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.option import Options, check_range
 from bertkit.tasks.schema import Schema
@@ -75,8 +75,7 @@ class PredictionSettings:
     @property
     def decided(self) -> Decisions:
         """Return the values that other data have decided."""
-        config = self.model.config
-        values = {"tau": config.tau, "thresholds": config.thresholds, "set_limit": self.set_limit}
+        values = {name: getattr(self.model.config, name) for name in DECIDED_VALUES} | {"set_limit": self.set_limit}
         return {name: value for name, value in values.items() if value is not None}
 
     @cached_property

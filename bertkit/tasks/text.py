@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from bertkit.data.formats.annotations import keep_accepted
+from bertkit.data.formats.choices import read_labelled_export
 from bertkit.data.formats.rows import Columns, choose_reader, read_splits
 from bertkit.data.formats.writer import write_beside
 from bertkit.data.labels import (
@@ -42,8 +42,9 @@ from bertkit.data.splits import (
     name_split,
 )
 from bertkit.errors import UsageError
-from bertkit.metrics.classification import FIXED_THRESHOLD
+from bertkit.metrics.classification import FIXED_THRESHOLD, ThresholdRule
 from bertkit.metrics.rows import WeightedScore
+from bertkit.metrics.table import read_facts
 from bertkit.reports.tables import ScoreLine, show_number
 from bertkit.system.files import take_fingerprint
 from bertkit.system.progress import Report, ignore
@@ -79,6 +80,7 @@ class TextExamples:
     space: LabelSpace  # the labels, with their columns of `rows`; official files have none there
     group: str = ""  # the column whose equal values keep rows together; empty for the texts
     left_out: Sequence[int] = ()  # the lines of rows that are left out because they have no label
+    rule: ThresholdRule | None = None  # how thresholds are chosen, as `Kind.decode` takes it
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -106,6 +108,7 @@ class TextSequences(Items):
     sequences: Sequences | Groups
     space: LabelSpace
     rows: Columns | None = None
+    rule: ThresholdRule | None = None  # how thresholds are chosen, as `Kind.decode` takes it
 
     def __len__(self) -> int:
         return len(self.sequences)
@@ -160,6 +163,12 @@ class TextTask(FineTuningTask):
         if len(data["text"]) > 2:
             raise UsageError(f"text names {len(data['text'])} columns in [data]; give one, or two for pairs")
         check_split_options(data)
+        if data["threshold"]:
+            ThresholdRule.parse(data["threshold"])
+        elif data["positive"]:
+            raise UsageError(f"positive is {data['positive']!r} in [data], but there is no threshold; add one")
+        if data["threshold"] and data["target_accuracy"]:
+            raise UsageError("threshold and target_accuracy are both set in [data]; a model decides by one of them")
         weights = data["class_weights"]
         if isinstance(weights, str) and weights != BALANCED:
             raise UsageError(f'class_weights is {weights!r}; give "balanced" or a table label -> weight')
@@ -175,7 +184,7 @@ class TextTask(FineTuningTask):
         read = choose_reader(options, report)
         tables = read_splits(options["dir"], read, needs_train=config is None)
         learned = {*options["text"], *options["label"]}
-        tables = {split: keep_accepted(table, learned, report) for split, table in tables.items()}
+        tables = {split: read_labelled_export(table, learned, report) for split, table in tables.items()}
         if config is not None:
             return read_scored(tables, options, config, report)
         train = tables["train"]
@@ -199,6 +208,8 @@ class TextTask(FineTuningTask):
         for split, table in tables.items():
             rows, labels, left_out = read_labelled(split, table, space, report)
             examples[split] = TextExamples(rows, tuple(text), labels, space, options["group"], left_out)
+        rule = make_rule(options, examples["train"])
+        examples = {split: replace(found, rule=rule) for split, found in examples.items()}
         if "test" in examples and examples["test"].labels is None:
             examples[UNLABELLED] = examples.pop("test")
         examples["train"] = examples["train"].limit(options["max_train_samples"])
@@ -226,7 +237,7 @@ class TextTask(FineTuningTask):
         options = {name: recipe.data[name] for name in TEXT_OPTIONS}
         found = encode_long(examples, examples.labels, tokenizer, **options)
         if split != "train":
-            return TextSequences(found, examples.space, examples.rows)
+            return TextSequences(found, examples.space, examples.rows, examples.rule)
         is_windowed = options["long"] in POOLED
         report_cut(found.sequences if is_windowed else found, is_windowed, report)
         return TextSequences(found, examples.space)
@@ -254,13 +265,14 @@ class TextTask(FineTuningTask):
 
     def decode(self, summaries: np.ndarray, data: TextSequences, decided: Decisions | None = None) -> Answers:
         """Return the class, the labels or the number of each text."""
-        return LABEL_KINDS[data.space.kind].decode(summaries, data.space.names, data.labels, decided)
+        return LABEL_KINDS[data.space.kind].decode(summaries, data.space.names, data.labels, decided, data.rule)
 
     def score(self, rows: pa.Table) -> dict[str, WeightedScore | float]:
         """Return the scores of the kind of problem as fractions."""
         kind = get_kind(rows)
         found = kind.measure(rows)
-        return found | {"score": found[next(iter(kind.scores))]}
+        asked = {f"asked_{name}": value for name, value in read_facts(rows).get("asked", {}).items()}
+        return found | {"score": found[next(iter(kind.scores))]} | asked
 
     def score_nothing(self, train: TextSequences, dev: TextSequences) -> dict[str, float]:
         """Return the scores of the most frequent training label, of each label's majority, or of the mean."""
@@ -273,6 +285,37 @@ class TextTask(FineTuningTask):
         """Return a split's rows with the predicted label and probabilities as CSV."""
         return {f"{name_split(split)}.csv": write_beside(data.rows, list(map(answers.flatten, answers.list_results())))}
 
+    def comment(self, metrics: Mapping[str, Any]) -> list[str]:
+        """Return also a line on the threshold of two classes, and on a precision or recall that none reaches."""
+        lines, prefix = super().comment(metrics), "threshold_"
+        names = [key.removeprefix(prefix) for key, value in metrics.items() if key.startswith(prefix)]
+        thresholds = {name: metrics[f"{prefix}{name}"] for name in names}
+        for name in names:
+            for score in ("precision", "recall"):
+                asked, reached = metrics.get(f"asked_{score}"), metrics.get(f"{score}_{name}", 0.0)
+                if asked and thresholds[name] and reached < asked:
+                    lines.append(
+                        f"no threshold of {name!r} has a {score} of {asked:.1%}: the nearest has {reached:.1%}"
+                    )
+        if len(names) == 2 and 0.0 in thresholds.values():
+            name = max(thresholds, key=thresholds.get)
+            lines.append(
+                f"a text is {name!r} if its probability is above {thresholds[name]:.3f}; plain transformers decides at "
+                "0.5, and so do the scores whose names begin with fixed_"
+            )
+        if target := metrics.get("target_accuracy"):
+            line = (
+                f"no confidence has an accuracy of {target:.1%} for sure: {metrics['reached_accuracy']:.1%} is reached"
+            )
+            if "answered" in metrics:
+                line = (
+                    f"answers {metrics['answered']:.0%} of the texts, those with a probability of at least "
+                    f"{metrics['least_confidence']:g}; at least {target:.1%} of these answers are right (95 % "
+                    f"certainty, {metrics['deciding_rows']:,} rows)"
+                )
+            lines.append(line)
+        return lines
+
     # --- Answers ------------------------------------------------------------------------------------------------------
 
     def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> tuple[str, ...]:
@@ -282,7 +325,7 @@ class TextTask(FineTuningTask):
     def schema(self, settings: PredictionSettings) -> tuple[Schema, Schema]:
         """Return the schemas of a sentence or two, and of the answers."""
         kind = get_trained_kind(settings.model.config)
-        answers = kind.describe(settings.labels, settings.set_limit is not None)
+        answers = kind.describe(settings.labels, settings.decided)
         return describe_texts(SAMPLE_PAIR, settings), answers
 
     def encode_inputs(self, examples: Sequence[tuple[str, ...]], settings: PredictionSettings) -> EncodedInputs:
@@ -349,6 +392,28 @@ def read_scored(
         rows, labels, _ = read_labelled(split, table, space, report)
         examples[split] = TextExamples(rows, tuple(text), labels, space, group)
     return examples
+
+
+def make_rule(options: Mapping[str, Any], train: TextExamples) -> ThresholdRule | None:
+    """Return how thresholds are chosen; of two classes the rarer one of train has it, or the one that is named."""
+    space = train.space
+    kind, names = LABEL_KINDS[space.kind], space.names
+    if options["target_accuracy"] and (kind.has_several or not kind.has_names):
+        raise UsageError("target_accuracy is for classes, but the labels are several or numbers; leave it out")
+    if not options["threshold"]:
+        return None
+    rule = ThresholdRule.parse(options["threshold"])
+    if not kind.has_names or (len(names) > 2 and not kind.has_several):
+        many = f"{len(names):,} classes" if kind.has_names else "numbers"
+        raise UsageError(f"threshold is for two classes or for several labels, but the labels are {many}; leave it out")
+    if kind.has_several:
+        if options["positive"]:
+            raise UsageError("positive is for two classes, but a text has several labels; leave it out")
+        return rule
+    if options["positive"] not in ("", *names):
+        raise UsageError(f"positive is {options['positive']!r}, expected {' or '.join(map(repr, names))}; correct it")
+    label = names.index(options["positive"]) if options["positive"] else int(space.count(train.labels).argmin())
+    return replace(rule, label=label)
 
 
 def describe_labels(examples: Mapping[str, TextExamples]) -> list[str]:

@@ -58,6 +58,10 @@ def score_splits(
         if is_first := found.decided is None:
             found.temperature, found.conformity = calibrate(task, recipe, given, data, split)
         answers = task.decode(scale_logits(given, found.temperature), data, found.decided)
+        if is_first and (target := recipe.data.get("target_accuracy")):
+            groups = task.tabulate_examples(prepared.examples[split]).groups
+            answers = answers.abstain(target, groups)
+            found.metrics |= answers.abstention
         rows = answers.rows
         if split == TUNE:
             found.tuned = take_values(task.score(rows))

@@ -103,13 +103,11 @@ def is_answered(rows: Columns) -> bool:
 
 def keep_accepted(rows: Columns, learned: Collection[str], report: Report) -> Columns:
     """Return the rows of a table that are not rejected or ignored in Prodigy; answers that are learned stay."""
-    if "data" in rows.faults and "annotations" in rows.table.column_names:
-        raise UsageError(f"{rows.source} is JSON of Label Studio, whose choices are nested; export CSV or JSON-MIN")
     if "answer" in learned or not is_answered(rows):
         return rows
     reasons = [DECISIONS[answer] for answer in rows.table.column("answer").to_pylist()]
     accepted = rows.take(np.flatnonzero([not reason for reason in reasons]))
-    _tell_left_out(rows, filter(None, reasons), len(accepted), report)
+    tell_left_out(rows, filter(None, reasons), len(accepted), report)
     if "label" in accepted.table.column_names and len(accepted.table.column("label").unique()) == 1:
         report(f"{rows.source}: all proposals are one label; --label answer learns whether it is accepted")
     return accepted
@@ -168,15 +166,21 @@ def _walk_tasks(rows: Columns) -> Iterator[Marked]:
     for row, task in enumerate(rows.walk()):
         with as_usage_error(rows.locate(row), REGION_REMEDY):
             texts = {name: make_text(value) for name, value in decode(task["data"], type=dict[str, Any]).items()}
-            found = decode(task["annotations"] or "[]", type=list[RegionResults])
-            kept = sorted((x for x in found if not x.was_cancelled), key=lambda x: (bool(x.ground_truth), x.created_at))
-            marks = [one for one in kept[-1].result if str(one.get("type")).endswith("labels")] if kept else []
+            result, reasons = choose_annotation(task["annotations"])
+            marks = [one for one in result or () if str(one.get("type")).endswith("labels")]
             spans = convert([one.get("value") for one in marks], list[MarkedSpan])
-        if kept:
+        if result is not None:
             yield row, texts, spans
-        else:
-            yield "skipped" if found else UNANNOTATED
-        yield from [FURTHER] * len(kept[1:])
+        yield from reasons
+
+
+def choose_annotation(annotations: str) -> tuple[list[dict[str, Any]] | None, list[str]]:
+    """Return the results of the annotation of a task that counts, and why others are left out; None without one."""
+    found = decode(annotations or "[]", type=list[RegionResults])
+    kept = sorted((x for x in found if not x.was_cancelled), key=lambda x: (bool(x.ground_truth), x.created_at))
+    if not kept:
+        return None, ["skipped" if found else UNANNOTATED]
+    return kept[-1].result, [FURTHER] * len(kept[1:])
 
 
 def _walk_regions(rows: Columns, marked: Sequence[str]) -> Iterator[Marked]:
@@ -210,7 +214,7 @@ def _walk_answers(rows: Columns, report: Report) -> Iterator[Marked]:
     yield from texts.values()
 
 
-def _tell_left_out(rows: Columns, reasons: Iterable[str], kept: int, report: Report) -> None:
+def tell_left_out(rows: Columns, reasons: Iterable[str], kept: int, report: Report) -> None:
     """Report how many rows or annotations are left out, and why; none that are kept are a UsageError."""
     if left := Counter(reasons):
         report(f"{rows.source}: left out: " + ", ".join(f"{count:,} {reason}" for reason, count in left.items()))
@@ -223,7 +227,7 @@ def _choose_rows(rows: Columns, walked: Iterable[Marked], report: Report) -> Col
     marked = list(walked)
     found = [row for row in marked if not isinstance(row, str)]
     left = [reason for reason in marked if isinstance(reason, str)]
-    _tell_left_out(rows, left, len(found), report)
+    tell_left_out(rows, left, len(found), report)
     names = dict.fromkeys(name for _, texts, _ in found for name in texts)
     fitting = [x for x in names if all(span.fits(texts.get(x, "")) for _, texts, spans in found for span in spans)]
     key = fitting[0] if len(fitting) == 1 else ""

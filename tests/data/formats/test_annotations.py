@@ -205,13 +205,6 @@ def test_texts_of_prodigy_are_the_accepted_ones(tmp_path, refused):
         keep_accepted(rows.take([1, 3]), (), lines.append)
 
 
-def test_label_studio_s_json_of_choices_is_named(tmp_path, refused):
-    choice = {"value": {"choices": ["good"]}, "from_name": "mood", "to_name": "text", "type": "choices"}
-    rows = read_columns(write(tmp_path / "a.json", [make_task(1, ADA, {"result": [choice]})]))
-    with refused():
-        keep_accepted(rows, (), print)
-
-
 def test_brat_s_spans_in_several_places_are_joined_over_a_line_end_or_left_out(tmp_path):
     marks = "T1\tPER 0 3;4 12\tAda Lovelace\nT2\tLOC 13 18;22 28\tlived London\n"
     text, lines = read(write_brat(tmp_path, {"a": (ADA.replace("Ada ", "Ada\n"), marks)}))
