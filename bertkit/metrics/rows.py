@@ -40,7 +40,7 @@ class WeightedScore:
 
     def judge_rows(self) -> np.ndarray:
         """Return (S,) how right each row is: from 0 to 1, or the negative error of a number. Not for rankings."""
-        if self.rate in NUMBER_RATES:
+        if self.rate in NUMBER_RATES or self.rate in ORDINAL_RATES:
             return -np.abs(self.rows[:, 0] - self.rows[:, 1])
         if self.rate in COUNT_SCORES:
             right, found, wanted = self.rows.sum(2).T  # (S,) each
@@ -186,6 +186,36 @@ def _rate_r2(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
 NUMBER_RATES = {"pearson": _rate_pearson, "spearmanr": _rate_spearman, "rmse": _rate_rmse, "r2": _rate_r2}
 
 
+def measure_ordinals(predictions: np.ndarray, labels: np.ndarray, values: np.ndarray) -> dict[str, WeightedScore]:
+    """Return `quadratic_kappa` and `mae` of ordered classes, from predictions and labels (S,).
+
+    Cohen's kappa has quadratic weights by the position of the classes in their order, as in scikit-learn; the mean
+    absolute error is by their values.
+
+    Args:
+        values: (L,) the numbers that the classes are, ascending.
+    """
+    rows = np.stack([predictions, labels], axis=1).astype(np.float64)  # (S, 2)
+    return {
+        "quadratic_kappa": WeightedScore(rows, "quadratic_kappa"),
+        "mae": WeightedScore(values[rows.astype(int)], "mae", 1.0),
+    }
+
+
+def _rate_kappa(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    observed = weights @ (rows[:, 0] - rows[:, 1]) ** 2
+    sums = weights @ rows  # (R, 2)
+    expected = weights @ (rows**2).sum(1) - 2 * _divide(sums.prod(1), weights.sum(1))
+    return np.where(expected > 0, 1 - _divide(observed, expected), 0.0)
+
+
+def _rate_mae(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    return _divide(weights @ np.abs(rows[:, 0] - rows[:, 1]), weights.sum(1))
+
+
+ORDINAL_RATES = {"quadratic_kappa": _rate_kappa, "mae": _rate_mae}
+
+
 def _correlate(values: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Return the Pearson correlation (R,) of values and labels, (1, S) or (R, S) each."""
     centred = []
@@ -268,6 +298,7 @@ RATES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "gaps": _rate_gaps,
     **{name: partial(_rate_counts, score=name) for name in COUNT_SCORES},
     **NUMBER_RATES,
+    **ORDINAL_RATES,
     **{name: partial(_rate_ranking, rate=rate) for name, rate in RANKING_RATES.items()},
 }
 # Rate of a quotient of two sums -> what each row adds to numerator and denominator, (S, 2).

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from bertkit.data.labels import REGRESSION, SEPARATOR, SEVERAL, SINGLE, normalise, read_list
+from bertkit.data.labels import REGRESSION, SEPARATOR, SEVERAL, SINGLE, normalise, parse_number, read_list
 from bertkit.metrics.calibration import compute_probabilities, measure_calibration
 from bertkit.metrics.classification import (
     F1,
@@ -29,7 +29,7 @@ from bertkit.metrics.classification import (
     score_labels,
     tune_thresholds,
 )
-from bertkit.metrics.rows import WeightedScore, measure_mean, measure_numbers
+from bertkit.metrics.rows import WeightedScore, measure_mean, measure_numbers, measure_ordinals
 from bertkit.metrics.selective import choose_confidence
 from bertkit.metrics.table import (
     LABEL,
@@ -307,6 +307,8 @@ class SingleLabel(Kind):
         "matthews_correlation": "Matthews correlation",
         "roc_auc": "area under the ROC curve",
         "average_precision": "average precision",
+        "quadratic_kappa": "quadratic kappa",
+        "mae": "mean absolute error",
         **{row.key: row.name for row in CALIBRATION_ROWS},
     }
 
@@ -356,6 +358,8 @@ class SingleLabel(Kind):
         predictions, labels = (encode_names(rows.column(name).to_pylist(), names) for name in (PREDICTION, LABEL))
         probabilities = read_probabilities(rows, names)
         found: Scores = dict(score_classes(predictions, labels, names, probabilities))
+        if (values := list_values(names)) is not None and max(predictions, default=0) < len(names):
+            found |= measure_ordinals(predictions, labels, values)
         if (thresholds := read_decided(rows).get("thresholds")) and probabilities is not None:
             usual = score_classes(probabilities.argmax(1), labels, names)
             found |= {f"fixed_{name}": score for name, score in usual.items()}
@@ -518,6 +522,14 @@ def get_trained_kind(config: "BertConfig") -> Kind:
     """Return the kind of a classifier, which many configurations leave to the number of labels."""
     usual = ONE_NUMBER if config.num_labels == 1 else SINGLE_LABEL
     return LABEL_KINDS[config.problem_type] if config.problem_type else usual
+
+
+def list_values(names: Sequence[str]) -> np.ndarray | None:
+    """Return (L,) the numbers of three or more classes that are whole numbers in their order, else None."""
+    numbers = [parse_number(name) for name in names]
+    if len(names) < 3 or any(number is None or number != round(number) for number in numbers):
+        return None
+    return np.array(numbers) if numbers == sorted(numbers) else None
 
 
 def format_marks(marks: np.ndarray, names: Sequence[str]) -> pa.Array:

@@ -450,10 +450,10 @@ def list_rows() -> tuple[ScoreLine, ...]:
     hidden = {"score": "score", "micro_f1": "accuracy"}  # a line that would repeat another one's value is hidden
     rows = {}
     for key, name in names.items():
-        is_error = key in ("rmse", "ece", "brier")  # lower is better
+        is_error = key in ("rmse", "mae", "ece", "brier")  # lower is better
         trained = name_baselines(TextTask.baselines, key)
         baselines = {} if is_error else {"a constant answer": f"majority_{key}"} | trained
-        unit = "" if key in ("rmse", "r2", "brier") else "fraction"
+        unit = "" if key in ("rmse", "mae", "r2", "brier") else "fraction"
         rows[key] = ScoreLine(name, key, baselines, unit, hidden_by=hidden.get(key, ""))
     return add_test_rows(list(rows.values()))
 
