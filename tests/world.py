@@ -291,7 +291,8 @@ def make_results(grid, tasks, scores, rows=("",), seeds=(42, 43), select="best",
                 "best": max(done, default=None),
                 "at_or_below_majority": None if majority is None else sum(value <= majority for value in done),
             }
-            group.append(StudyCell(row, task, task, setting, directory, False, runs, **statistic))
+            place = {"row": row, "column": task, "task": task, "setting": setting, "directory": directory}
+            group.append(StudyCell(**place, runs=runs, **statistic))
         cells += group
         scored = [cell for cell in group if cell.n]
         if scored:
@@ -350,8 +351,10 @@ def make_ablation():
         column.task, column.paper, column.published = task, paper, {"others": 0.9}
     results.columns["LM (ppl)"] = StudyColumn("pretrain", "perplexity", "perplexity", "", True, "dev", {}, "")
     state = {"status": "finished", "metrics": {"perplexity": 12.3456, "updates": 6000, "heldout_pairs": 1000}}
-    runs, statistic = [StudyRun(1, "pretrain/bert", **state)], (1, 0, 12.3456, None, 12.3456, None)
-    results.cells.append(StudyCell("BERT", "LM (ppl)", "pretrain", {}, "pretrain/bert", True, runs, *statistic))
+    place = {"row": "BERT", "column": "LM (ppl)", "task": "pretrain", "setting": {}, "directory": "pretrain/bert"}
+    statistic = {"n": 1, "failed": 0, "mean": 12.3456, "sd": None, "best": 12.3456, "at_or_below_majority": None}
+    runs = [StudyRun(1, "pretrain/bert", **state)]
+    results.cells.append(StudyCell(**place, is_pretraining=True, runs=runs, **statistic))
     scores = [
         PretrainingScore("perplexity", "", 12.3456),
         PretrainingScore("masked-LM accuracy", "fraction", 0.25),

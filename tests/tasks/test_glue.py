@@ -311,7 +311,7 @@ def test_the_written_files_score_what_the_run_scored_or_fit_the_leaderboard(fini
 def test_scores_for_the_leaderboard_are_clipped_and_those_of_dev_are_not():
     logits = np.array([[-1.25], [0.1], [4.99994], [7.0]], np.float32)
     task = GLUE["stsb"]
-    answers = task.decode(logits, SimpleNamespace(space=task.space, labels=None))
+    answers = task.decode(logits, SimpleNamespace(space=task.space, labels=None, rule=None))
     text = task.format_predictions(answers, None, "test")["STS-B.tsv"]
     assert text == "index\tprediction\n0\t0.000\n1\t0.100\n2\t5.000\n3\t5.000\n"
     lines = task.format_predictions(answers, None, "dev")["dev.tsv"].splitlines()[1:]
