@@ -33,6 +33,8 @@ def write_export(head: str, **values) -> tuple[Path, Path]:
     """Return the directories of a tiny random model with a head, and of its export; tuples stand for lists."""
     folder = Path(tempfile.mkdtemp(dir=FOLDER.name))
     values = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+    if "labels" in values:
+        values["id2label"] = dict(enumerate(values.pop("labels")))
     run = write_head(folder / "run", head, **{"num_hidden_layers": 1} | VALUES.get(head, {}) | values)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "MOST_SECONDS", 0.01)
