@@ -58,7 +58,20 @@ from bertkit.training.run_dir import (
 )
 
 DATA_OPTIONS = {"dir", "corpus"}  # options of tasks that `data` stands for
-KEYWORDS = ("data", "model", "output", "text", "label", "budget", "search", "folds", "restarts", "workers", "private")
+KEYWORDS = (
+    "data",
+    "model",
+    "output",
+    "text",
+    "label",
+    "weight",
+    "budget",
+    "search",
+    "folds",
+    "restarts",
+    "workers",
+    "private",
+)
 # In messages that are written for the command line.
 OPTION = re.compile(rf"--(?:({'|'.join(KEYWORDS)})\b(?: [A-Z]+\b)?|set (?:data\.)?)")
 

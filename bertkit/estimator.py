@@ -15,9 +15,12 @@ from sklearn.utils import check_consistent_length, column_or_1d
 from sklearn.utils.validation import check_is_fitted
 
 from bertkit.api import Run, train
-from bertkit.data.labels import PAIR_NAMES, normalise
+from bertkit.data.cells import normalise
+from bertkit.data.labels import PAIR_NAMES
 from bertkit.errors import UsageError, as_usage_error, pluralize
 from bertkit.training.run_dir import RUN_FILES
+
+WEIGHT_COLUMN = "sample_weight"  # the column of weights
 
 
 class BertClassifier(ClassifierMixin, BaseEstimator):
@@ -61,12 +64,13 @@ class BertClassifier(ClassifierMixin, BaseEstimator):
         self.random_state = random_state
         self.settings = settings
 
-    def fit(self, X: Any, y: Any) -> "BertClassifier":
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "BertClassifier":
         """Fine-tune on texts and their labels.
 
         Args:
             X: A list, an array or a Series of texts; a list, an array or a DataFrame of pairs, or a DataFrame of texts.
             y: One label per text.
+            sample_weight: A weight of at least 0 per text, or one for all; None: 1.
         """
         texts, labels = read_texts(X), read_labels(y)
         check_consistent_length(texts, labels)
@@ -77,6 +81,12 @@ class BertClassifier(ClassifierMixin, BaseEstimator):
         features = Features(dict.fromkeys(columns, Value("large_string")) | {"label": names})
         table = Dataset.from_dict(columns | {"label": numbers}, features)
         fixed = {"test_share": 0.0, "problem_type": "single_label_classification", "baseline": False}
+        if sample_weight is not None:
+            weights = np.asarray(sample_weight, np.float64)
+            weights = column_or_1d(np.full(len(labels), weights) if weights.ndim == 0 else weights)
+            check_consistent_length(texts, weights)
+            table = table.add_column(WEIGHT_COLUMN, weights.tolist())
+            fixed["weight"] = WEIGHT_COLUMN
         own = {key: getattr(self, key) for key in ("model", "max_length", "batch_size")}
         rates = {key: getattr(self, key) for key in ("learning_rate", "num_train_epochs")} | {"seed": self.random_state}
         own, rates = ({key: value for key, value in part.items() if value is not None} for part in (own, rates))

@@ -1,6 +1,7 @@
 """Shared parts of the tests: small runs, data and models of every task, results of studies, readers of pages."""
 
 import itertools
+import json
 import os
 import re
 import signal
@@ -10,11 +11,14 @@ from functools import partial
 from html.parser import HTMLParser
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from safetensors.torch import load_file
 
 import bertkit
+from bertkit.data.formats.line import make_text
+from bertkit.data.formats.rows import Columns
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.inference.predictor import Predictor
 from bertkit.model.config import BertConfig
@@ -263,6 +267,17 @@ def make_texts(count, longest=20, seed=0):
 
 
 # --- Results of studies -----------------------------------------------------------------------------------------------
+
+
+def make_columns(**columns):
+    """Return a table "t.csv"; a column of lists is one whose cells are lists."""
+    lists = frozenset(name for name, cells in columns.items() if isinstance(cells[0], list))
+    cells = {
+        name: [json.dumps(list(map(make_text, cell))) for cell in found] if name in lists else list(found)
+        for name, found in columns.items()
+    }
+    table = pa.table({name: pa.array(found, pa.large_string()) for name, found in cells.items()})
+    return Columns("t.csv", table, lists, range(2, len(table) + 2))
 
 
 def make_results(grid, tasks, scores, rows=("",), seeds=(42, 43), select="best", paper=None, majority=None):

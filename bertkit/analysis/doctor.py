@@ -21,11 +21,12 @@ import pyarrow.compute as pc
 
 from bertkit.analysis.expected import EXPECTED, ROWS, choose_models, measure_expected, tabulate_expected
 from bertkit.analysis.label_errors import LABEL_ERRORS, describe_label_errors, predict_by_vectors
+from bertkit.data.cells import encode_cells, parse_number
 from bertkit.data.duplicates import ROWS_A_CHECK, TRAIN_SPLIT, encode_answers, hash_bands, list_near_repeats
 from bertkit.data.formats.line import TYPED_ROW, raise_errors
 from bertkit.data.formats.rows import Columns, check_output, check_suffix, walk_rows
 from bertkit.data.formats.writer import write_beside, write_rows
-from bertkit.data.labels import ALIKE, encode_cells, list_alike, parse_number
+from bertkit.data.labels import ALIKE, list_alike
 from bertkit.data.long_texts import POOLED
 from bertkit.data.scripts import detect_scripts
 from bertkit.data.splits import EmptySplitError

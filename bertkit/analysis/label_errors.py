@@ -36,7 +36,7 @@ from bertkit.studies.spec import define_folds
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.frozen import encode, load_encoder, solve
-from bertkit.tasks.kinds import SINGLE_LABEL, get_kind
+from bertkit.tasks.kinds import SINGLE_LABEL, Gold, get_kind
 from bertkit.training.predictions import ROW_NUMBER, TABLE_SUFFIX, read_table
 from bertkit.training.prepare import choose_rows
 from bertkit.training.recipe import Recipe, RecipePart
@@ -160,7 +160,7 @@ def predict_by_vectors(
     for fitted, held in StratifiedGroupKFold(FROZEN_FOLDS).split(vectors, targets, hashes[kept]):
         weight, bias = solve(vectors[fitted], targets[fitted], FROZEN_STRENGTH, len(names))
         logits[held] = vectors[held] @ weight.T + bias
-    found = SINGLE_LABEL.decode(logits, names.tolist(), targets).rows
+    found = SINGLE_LABEL.decode(logits, names.tolist(), Gold(targets)).rows
     found = found.append_column(ROW_NUMBER, pa.array(lines[kept])).append_column("text", pa.array(texts))
     return add_facts(found, texts=["text"], by=by)
 

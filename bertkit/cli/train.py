@@ -73,6 +73,7 @@ def classify(
     data: Annotated[str | None, SourceOption(help=CLASSIFY_OPTIONS["dir"].help, metavar="FILE|DIR|NAME")] = None,
     text: TextNames = None,
     label: LabelNames = None,
+    weight: Annotated[str | None, typer.Option(help=CLASSIFY_OPTIONS["weight"].help, metavar="COLUMN")] = None,
 ) -> None:
     """Fine-tune a classifier on your own texts: CSV, TSV, Excel, JSON lines, JSON, Parquet or a Hub data set.
 
@@ -85,7 +86,7 @@ def classify(
 
     $ bertkit classify --data reviews.csv --folds 5 --output runs/folds
     """
-    columns = {"text": split_names(text), "label": split_names(label)}
+    columns = {"text": split_names(text), "label": split_names(label), "weight": weight}
     train(["classify"], options, {"dir": data, **columns})
 
 

@@ -1,22 +1,36 @@
 """A person's own table -> its texts and labels: their columns, the kind of problem, the label names and their numbers.
 
-The kind and the names are decided once, over all of train. Left out: splits.
+The kind and the names are decided once, over all of train. Soft labels are shares of the classes, in a column for each
+class, in lists or in objects; rows that are scored have the likeliest class, or the right one from another column.
+Left out: splits.
 """
 
 import ast
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from functools import partial
+from itertools import chain
+from typing import Any
 from unicodedata import combining, normalize
 
 import msgspec
 import numpy as np
 import pyarrow.compute as pc
 
-from bertkit.data.formats.line import make_text
+from bertkit.data.cells import (
+    MARKS,
+    convert_cells,
+    encode_cells,
+    normalise,
+    parse_number,
+    read_flags,
+    read_list,
+    read_lists,
+    read_number,
+)
 from bertkit.data.formats.rows import CHUNK_ROWS, Columns
 from bertkit.data.splits import DROP, LEAVE_OUT, MOST_SHOWN, UNLABELLED
 from bertkit.errors import UsageError, list_some, pluralize
@@ -34,21 +48,18 @@ LABEL_NAMES = ("label", "labels", "class", "category", "target", "sentiment", "s
 AS_TRAINED = "as in training"  # the reason of the labels of a trained model
 MOST_BLANK = 0.05  # share of the rows that may be without a text
 SINGLE, SEVERAL, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
+BALANCED = "balanced"
+INEXACT = 1e-3  # by which the sum of a soft label may differ from 1
 MOST_NUMBERS = 20  # different whole numbers that are taken for classes
 TEXTS = "texts"  # the reason for one label if nothing else is found
 SEPARATOR = "|"  # between several labels in a cell
 OTHER_SEPARATORS = ";,#"  # used only where several labels are asked for
-MARKS = {"1": True, "true": True, "0": False, "false": False}
 UNKNOWN_LABEL = -1
-BALANCED = "balanced"
 ALIKE = "differ only in case, accents or spaces"
-ADJACENT = re.compile(r"""['"]\s+['"]""")  # texts that Python joins, as in numpy's ['a' 'b']
 DECIMAL_COMMA = re.compile(r"-?[0-9]+,[0-9]+")
 OBJECT = re.compile(
     r"""\s*\[?\s*\{\s*['"][^'"]*['"]\s*:"""
 )  # an object or a list of objects, as JSON or Python writes them
-WHOLE = re.compile(r"(0|-?[1-9][0-9]*)(?:\.0*)?")  # a whole number, perhaps spelled as a float
-Converted = TypeVar("Converted")
 
 
 @dataclass(frozen=True)
@@ -62,19 +73,22 @@ class LabelSpace:
     remarks: tuple[str, ...] = ()  # lines about labels that look odd
     separator: str = SEPARATOR  # the text between several labels in a cell; "" if each cell is a list
     positions: tuple[str, ...] = ()  # the labels at the positions of lists of 0 and 1; empty if lists hold the labels
+    is_soft: bool = False  # whether the columns hold shares of the labels
 
     def describe(self) -> str:
         """Return the kind of problem and the labels in words."""
         names = list_some(self.names, MOST_SHOWN)
         found = "numbers" if self.kind == REGRESSION else f"{len(self.names)} labels: {names}"
+        if self.is_soft:
+            found = f"soft {found}"
         return f"{self.kind.replace('_', ' ')} ({self.reason}), {found}; data.problem_type changes it"
 
     def read(self, table: Columns) -> tuple[np.ndarray, np.ndarray, np.ndarray, Counter[str]]:
         """Return the labels of a table.
 
         Returns:
-            (S,) int64 classes, UNKNOWN_LABEL for an unknown or an empty one; (S, L) float32, 0 or 1 for each of several
-            labels; or (S,) float32 numbers, NaN for a missing one.
+            (S,) int64 classes, of soft labels the likeliest ones, UNKNOWN_LABEL for an unknown or an empty one; (S, L)
+            float32, 0 or 1 for each of several labels; or (S,) float32 numbers, NaN for a missing one.
             (S,) whether a row lacks its only label or number, and whether it has a label that the space lacks.
             The number of rows with each label that the space lacks.
         """
@@ -83,6 +97,10 @@ class LabelSpace:
             codes, numbers = convert_cells(table, self.columns[0], read_number)
             labels = np.array(numbers, np.float32)[codes]
             return labels, np.isnan(labels), none, Counter()
+        if self.is_soft:
+            shares = self.read_shares(table)
+            is_blank = np.isnan(shares[:, 0])
+            return np.where(is_blank, UNKNOWN_LABEL, shares.argmax(1)), is_blank, none, Counter()
         if len(self.columns) > 1:
             return np.stack([read_flags(table, name) for name in self.columns], axis=1), none, none, Counter()
         codes, cells = self.split_cells(table)
@@ -98,6 +116,25 @@ class LabelSpace:
             return flags[codes], none, has_other, other
         is_blank = np.array([not cell for cell in cells], bool)[codes]
         return np.where(flags.any(1), flags.argmax(1), UNKNOWN_LABEL)[codes], is_blank, has_other, other
+
+    def read_shares(self, table: Columns) -> np.ndarray:
+        """Return (S, L) float32 shares of the labels, which sum to 1; NaN in a row without any."""
+        if len(self.columns) > 1:
+            parts = [convert_cells(table, name, read_number) for name in self.columns]
+            shares = np.stack([np.array(numbers)[codes] for codes, numbers in parts], axis=1)
+        else:
+            table = replace(table, faults=table.faults - {*self.columns})
+            codes, rows = convert_cells(table, self.columns[0], partial(read_share_cell, names=self.names))
+            shares = np.array(rows, np.float64)[codes]
+        is_missing = np.isnan(shares)
+        wrong = is_missing.any(1) & ~is_missing.all(1) | (shares < 0).any(1) | (np.abs(shares.sum(1) - 1) > INEXACT)
+        if wrong.any():
+            row = int(wrong.argmax())
+            raise UsageError(
+                f"{table.locate(row)}: soft labels {', '.join(f'{share:g}' for share in shares[row][:MOST_SHOWN])} are "
+                f"not {len(self.names)} shares of at least 0 that sum to 1; correct them"
+            )
+        return (shares / shares.sum(1, keepdims=True)).astype(np.float32)
 
     def format_labels(self, labels: np.ndarray) -> list[Hashable]:
         """Return the name, the names or the number of each row's label, as `read` returns these."""
@@ -130,10 +167,7 @@ class LabelSpace:
             if labels.ndim == 1:
                 return (len(labels) / (len(counts) * counts)).tolist()
             return ((len(labels) - counts).clip(min=1) / counts).tolist()  # a label of all rows is still learned
-        if wrong := sorted(set(given) ^ set(self.names)):
-            listed, names = ", ".join(map(repr, wrong[:MOST_SHOWN])), ", ".join(self.names)
-            raise UsageError(f"class_weights and the labels differ in {listed}; give a weight for each of {names}")
-        return [float(given[name]) for name in self.names]
+        return match_weights(self.names, given)
 
     def split_cells(self, table: Columns) -> tuple[np.ndarray, list[list[str]]]:
         """Return (S,) the index of each row's cell among the different cells of the label column, and their labels."""
@@ -164,15 +198,36 @@ class LabelSpace:
         return labels
 
 
+def check_class_weights(given: Any) -> None:
+    """Check the form of class weights."""
+    if isinstance(given, str) and given != BALANCED:
+        raise UsageError(f'class_weights is {given!r}; give "balanced" or a table label -> weight')
+
+
+def match_weights(names: Collection[str], given: Mapping[str, float]) -> list[float]:
+    """Return the weight of each name from a table that must have all of them and no others."""
+    if wrong := sorted(set(given) ^ set(names)):
+        listed = ", ".join(map(repr, wrong[:MOST_SHOWN]))
+        raise UsageError(
+            f"class_weights and the labels differ in {listed}; give a weight for each of {', '.join(names)}"
+        )
+    return [float(given[name]) for name in names]
+
+
 def make_label_space(
     train: Columns, columns: Sequence[str], problem_type: str, labels: Sequence[str] = (), label_sep: str = ""
 ) -> LabelSpace:
     """Return the label space of the training rows; `problem_type` "auto" decides the kind from their values.
 
     Args:
-        labels: The names of the positions of lists of 0 and 1; by default numbers.
+        labels: The names of several columns, or of the positions of lists; by default the columns' own, or numbers.
         label_sep: The text between several labels in a cell; by default |, or another if several labels are asked for.
     """
+    shares = name_shares(train, columns, labels) if problem_type in ("auto", SINGLE) else ()
+    if not shares and len(columns) > 1 and problem_type == SINGLE:  # 0 and 1 are shares, too
+        shares = tuple(labels or columns)
+    if shares:
+        return LabelSpace(SINGLE, shares, tuple(columns), "shares of the labels", is_soft=True)
     if len(columns) > 1:
         if problem_type not in ("auto", SEVERAL):
             raise UsageError(
@@ -180,7 +235,7 @@ def make_label_space(
             )
         for name in columns:
             read_flags(train, name)  # checks the values
-        return LabelSpace(SEVERAL, tuple(columns), tuple(columns), "a column of 0 and 1 for each label")
+        return LabelSpace(SEVERAL, tuple(labels or columns), tuple(columns), "a column of 0 and 1 for each label")
     (column,) = columns
     check_objects(train, column)
     _, values = encode_cells(train, column)
@@ -267,35 +322,6 @@ def list_alike(names: Iterable[str]) -> list[str]:
     return [", ".join(map(show, group)) for show, group in zip(looks, groups, strict=True)]
 
 
-def read_lists(table: Columns, column: str, values: Sequence[str]) -> list[list[str]]:
-    """Return the lists in a column's different cells, blank ones left out; empty if not every cell is one."""
-    filled = [value for value in values if value.strip()]
-    lists = [found for value in filled if (found := read_list(value)) is not None]
-    if len(lists) == len(filled):
-        return lists
-    odd = next(value for value in filled if read_list(value) is None)
-    if all(value.strip()[0] + value.strip()[-1] == "[]" for value in filled) and re.search(r"[\s,]", odd):
-        raise UsageError(
-            f"{table.source}: {column!r} has cells such as {odd[:40]!r}, which are lists of neither JSON nor Python; "
-            'write them as ["a", "b"]'
-        )
-    return []
-
-
-def read_list(value: str) -> list[str] | None:
-    """Return the items of a list of plain values as JSON or Python writes it, or None for another text."""
-    text, found = value.strip(), None
-    if text[:1] + text[-1:] not in ("[]", "()", "{}"):
-        return None
-    with suppress(msgspec.MsgspecError, RecursionError):
-        found = msgspec.json.decode(text)
-    if found is None and not ADJACENT.search(text):
-        with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
-            found = ast.literal_eval(text)
-    is_plain = isinstance(found, list | tuple | set) and all(isinstance(x, str | int | float | None) for x in found)
-    return list(map(make_text, found)) if is_plain else None
-
-
 def check_objects(table: Columns, column: str) -> None:
     """Check that no cell is a JSON object or a list of them, which would become the name of a class."""
     cells = table.table.column(column).unique().to_pylist() if column in table.table.column_names else []
@@ -307,17 +333,86 @@ def check_objects(table: Columns, column: str) -> None:
 
 
 def check_shares(table: Columns, column: str, lists: Sequence[Sequence[str]]) -> None:
-    """Check that lists are not the shares or probabilities of classes, whose numbers would become classes."""
-    shares = np.zeros((0, 0))  # (different cells, classes)
-    with suppress(ValueError):  # the cells may be texts, or lists of different lengths
-        shares = np.array([found for found in lists if found], float)
-    if shares.ndim < 2 or shares.shape[1] < 2 or shares.min() < 0:
-        return
-    if (shares.max() <= 1 and (shares % 1).any()) or np.allclose(shares.sum(1), 100, atol=1):
+    """Check that lists are not fractions or percentages of classes, whose numbers would become classes."""
+    shares = to_matrix(lists)
+    if len(shares) and (are_fractions(shares) or np.allclose(shares.sum(1), 100, atol=1)):
         raise UsageError(
-            f"{table.source}: {column!r} has fractions, as of probabilities of classes, such as "
-            f"{str(shares[0].tolist())[:40]}; give the name of the most probable class"
+            f"{table.source}: {column!r} has numbers such as {str(shares[0].tolist())[:40]}, but soft labels are "
+            "shares of the classes that sum to 1; correct them, or leave out data.problem_type"
         )
+
+
+def to_matrix(lists: Sequence[Sequence[str]]) -> np.ndarray:
+    """Return lists of numbers of at least 0 as rows (S, L); (0, 0) of others, or if their lengths differ."""
+    rows = np.zeros((0, 0))
+    with suppress(ValueError):  # the cells may be texts, or lists of different lengths
+        rows = np.array([found for found in lists if found], float)
+    return rows if rows.ndim == 2 and rows.shape[1] > 1 and rows.min() >= 0 else np.zeros((0, 0))
+
+
+def are_fractions(numbers: np.ndarray) -> bool:
+    """Return whether all numbers are at most 1, and some are fractions."""
+    return bool(len(numbers) and np.nanmax(numbers) <= 1 and (np.nan_to_num(numbers) % 1).any())
+
+
+def name_shares(train: Columns, columns: Sequence[str], labels: Sequence[str]) -> tuple[str, ...]:
+    """Return the labels of soft labels; empty if the columns hold something else.
+
+    They are soft if they hold fractions of at most 1: in a column for each label, in lists, or in objects.
+    """
+    if len(columns) > 1:
+        cells = [encode_cells(train, name)[1] for name in columns]
+        numbers = [number for cell in chain.from_iterable(cells) if (number := parse_number(cell)) is not None]
+        return tuple(labels or columns) if are_fractions(np.array(numbers)) else ()
+    (column,) = columns
+    if column not in train.table.column_names:
+        return ()
+    cells = [cell for cell in train.table.column(column).unique().to_pylist() if cell.strip()]
+    objects = [read_object(cell) for cell in cells]
+    if objects and None not in objects and are_fractions(np.array([x for y in objects for x in y.values()])):
+        return tuple(objects[0])
+    lists = [read_list(cell) for cell in cells]
+    if not lists or None in lists or not are_fractions(shares := to_matrix(lists)):
+        return ()
+    if np.abs(shares.sum(1) - 1).min() > INEXACT:  # probabilities of several labels
+        return ()
+    return tuple(labels or map(str, range(shares.shape[1])))
+
+
+def read_object(cell: str) -> dict[str, float] | None:
+    """Return the numbers of an object as JSON or Python writes it, or None for another text."""
+    found: dict[str, str | float] = {}
+    with suppress(msgspec.MsgspecError, RecursionError):
+        found = msgspec.json.decode(cell, type=dict[str, str | float])
+    if not found:
+        with suppress(ValueError, SyntaxError, MemoryError, RecursionError, msgspec.MsgspecError):
+            found = msgspec.convert(ast.literal_eval(cell), dict[str, str | float])
+    numbers = {name: parse_number(str(value)) for name, value in found.items()}
+    return None if not numbers or None in numbers.values() else numbers
+
+
+def read_share_cell(cell: str, names: Sequence[str]) -> list[float]:
+    """Return the share of each label in a list or an object; NaN for a blank cell."""
+    if not cell.strip():
+        return [np.nan] * len(names)
+    if (found := read_object(cell)) is not None and found.keys() == {*names}:
+        return [found[name] for name in names]
+    if (found := read_list(cell)) is not None and len(found) == len(names):
+        return list(map(read_number, found))
+    raise UsageError(f"the soft label {cell[:40]!r} has other labels than those of train; correct it")
+
+
+def expand_columns(columns: Sequence[str], given: Sequence[str]) -> dict[str, str]:
+    """Return the columns that are named, each with the name of its label, which is what a * stands for."""
+    found: dict[str, str] = {}
+    for name in given:
+        start, star, end = name.partition("*")
+        matching = [x for x in columns if x.startswith(start) and x.endswith(end) and len(x) > len(start) + len(end)]
+        if not star or name in columns or not matching:
+            found[name] = name
+        else:
+            found |= {column: column[len(start) : len(column) - len(end)] for column in matching}
+    return found
 
 
 def name_positions(lists: Sequence[Sequence[str]], labels: Sequence[str]) -> tuple[str, ...]:
@@ -357,77 +452,6 @@ def guess_kind(values: Sequence[str], is_list: bool) -> tuple[str, str]:
     return SINGLE, TEXTS
 
 
-def encode_cells(table: Columns, column: str) -> tuple[np.ndarray, list[str]]:
-    """Return (S,) the number of each cell's text among the column's different texts, and these texts.
-
-    NaN among numbers is a missing value, as pyarrow and polars write it.
-    """
-    encoded = table.find(column).combine_chunks().dictionary_encode()
-    values = encoded.dictionary.to_pylist()
-    filled = {value.strip().lower() for value in values} - {""}
-    others = filled - {"nan"}
-    has_nan = "nan" in filled and column not in table.classes  # nan is a name among classes
-    if has_nan and others and all(parse_number(value) is not None for value in others):
-        values = ["" if value.strip().lower() == "nan" else value for value in values]
-    return encoded.indices.to_numpy(zero_copy_only=False), values
-
-
-def convert_cells(
-    table: Columns, column: str, convert: Callable[[str], Converted]
-) -> tuple[np.ndarray, list[Converted]]:
-    """Return (S,) the index of each row's cell among the different cells of a column, and these, converted."""
-    codes, values = encode_cells(table, column)
-    found = []
-    for index, value in enumerate(values):
-        try:
-            found.append(convert(value))
-        except UsageError as error:
-            raise UsageError(f"{table.locate(int((codes == index).argmax()))}: {error}") from None
-    return codes, found
-
-
-def read_number(cell: str) -> float:
-    """Return the number in a cell; NaN for a blank one."""
-    if not cell.strip():
-        return np.nan
-    if (number := parse_number(cell)) is None or abs(number) > np.finfo(np.float32).max:
-        raise UsageError(f"the label {cell[:40]!r} is not a number of 32 bits; correct it")
-    return number
-
-
-def read_flags(table: Columns, column: str) -> np.ndarray:
-    """Return a column of 0 and 1, or of false and true, as (S,) float32."""
-
-    def read(cell: str) -> bool:
-        if (flag := MARKS.get(normalise(cell))) is None:
-            raise UsageError(
-                f"{column!r} is {cell[:40]!r}, but each of several label columns must hold 0 and 1; give one column, "
-                "or columns of 0 and 1"
-            )
-        return flag
-
-    codes, flags = convert_cells(table, column, read)
-    return np.array(flags, np.float32)[codes]
-
-
-def normalise(value: str) -> str:
-    """Return the label that a text stands for: 3.0 is 3, TRUE is true, but 03 is 03."""
-    value = value.strip()
-    if value.lower() in ("true", "false"):
-        return value.lower()
-    found = WHOLE.fullmatch(value)
-    return found[1] if found else value
-
-
-def parse_number(text: str) -> float | None:
-    """Return the finite number that a text is, or None."""
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return number if np.isfinite(number) and "_" not in text else None
-
-
 def sort_names(names: set[str]) -> list[str]:
     """Return labels in order: numbers by value, others by their characters."""
     numbers = {name: parse_number(name) for name in names}
@@ -448,12 +472,13 @@ def guess_texts(names: Iterable[str]) -> list[str]:
 
 def choose_columns(
     table: Columns, text: Sequence[str], label: Sequence[str], report: Report
-) -> tuple[list[str], list[str]]:
-    """Return the columns of the texts and of the labels; those not given are guessed by their names."""
+) -> tuple[list[str], dict[str, str]]:
+    """Return the columns of the texts, and of the labels with their names; those not given are guessed."""
     names = table.table.column_names
     guessed = " and ".join(option for option, given in (("--text", text), ("--label", label)) if not given)
     spelled = {name.lower(): name for name in names}
     label = list(label) or [spelled[name] for name in LABEL_NAMES if name in spelled and spelled[name] not in text][:1]
+    label = expand_columns(names, label)
     text = list(text) or guess_texts(name for name in names if name not in label)
     for option, found in {"--text": text, "--label": label}.items():
         if not found:
@@ -499,12 +524,27 @@ def iterate_keys(table: Columns, text: Sequence[str], group: str) -> Iterator[st
             yield stripped[0] if group and stripped[0] else "\0".join(stripped[bool(group) :])
 
 
-def has_labels(table: Columns, columns: Sequence[str]) -> bool:
+def has_labels(table: Columns, columns: Collection[str]) -> bool:
     """Return whether a table has the label columns with a cell that is filled, or some of several of them."""
     known = set(columns) & set(table.table.column_names)
     if len(known) < len(columns):
         return bool(known)
-    return len(columns) > 1 or any(table.table.column(columns[0]).unique().to_pylist())
+    return len(columns) > 1 or any(table.table.column(*columns).unique().to_pylist())
+
+
+def read_weights(table: Columns, column: str) -> np.ndarray:
+    """Return (S,) the weights in a column, numbers of at least 0."""
+
+    def read(cell: str) -> float:
+        if (number := parse_number(cell)) is None or number < 0:
+            raise UsageError(f"the weight in {column!r} is {cell[:40]!r}; give a number of at least 0")
+        return number
+
+    codes, numbers = convert_cells(table, column, read)
+    weights = np.array(numbers, np.float64)[codes]
+    if not weights.any():
+        raise UsageError(f"{table.source}: all weights in {column!r} are 0; give some above 0")
+    return weights
 
 
 def check_missing(split: str, table: Columns, space: LabelSpace, options: Mapping[str, Any], report: Report) -> None:

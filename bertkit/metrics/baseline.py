@@ -17,17 +17,26 @@ RUNS = ((re.compile(r"[A-Z]+"), "X"), (re.compile(r"[^\W\d_A-Z]+"), "x"), (re.co
 
 
 def vectorize_texts(
-    train: Sequence[Sequence[str]], others: Sequence[Sequence[str]], unit: str = "words"
+    train: Sequence[Sequence[str]],
+    others: Sequence[Sequence[str]],
+    unit: str = "words",
+    weights: np.ndarray | None = None,
 ) -> tuple[csr_array, csr_array]:
     """Return the TF-IDF vectors (S, V) of two lists of single texts or pairs, with the weights of the first list.
 
     Args:
         unit: "words" counts words and pairs of words, "characters" two to five neighbours of a word.
+        weights: (S,) how often each text of the first list counts; None: once.
     """
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     vectorizer = TfidfVectorizer(analyzer=TERM_LISTS[unit], sublinear_tf=True, max_features=MOST_TERMS)
-    return vectorizer.fit_transform(train), vectorizer.transform(others)
+    vectors = vectorizer.fit_transform(train)
+    if weights is not None:
+        counts = weights @ (vectors > 0)  # in how many texts each term is
+        vectorizer.idf_ = np.log((1 + weights.sum()) / (1 + counts)) + 1
+        vectors = vectorizer.transform(train)
+    return vectors, vectorizer.transform(others)
 
 
 def vectorize_words(train: Sequence[Sequence[str]], others: Sequence[Sequence[str]]) -> tuple[csr_array, csr_array]:

@@ -102,7 +102,7 @@ class ThresholdRule:
                 return cls(name, number)
         raise UsageError(f"threshold is {text!r} in [data]; give f1, f0.5, precision=0.95 or recall=0.9, for example")
 
-    def rate(self, right: np.ndarray, predicted: np.ndarray, positives: int) -> np.ndarray:
+    def rate(self, right: np.ndarray, predicted: np.ndarray, positives: float) -> np.ndarray:
         """Return how good some thresholds are, from the right and the predicted rows above each; the best is highest.
 
         Where none reaches a least precision or recall, the nearest to it is best.
@@ -120,7 +120,9 @@ class ThresholdRule:
 F1 = ThresholdRule("f", 1.0)
 
 
-def tune_thresholds(probabilities: np.ndarray, labels: np.ndarray, rule: ThresholdRule = F1) -> np.ndarray:
+def tune_thresholds(
+    probabilities: np.ndarray, labels: np.ndarray, rule: ThresholdRule = F1, weights: np.ndarray | None = None
+) -> np.ndarray:
     """Return for each label the best threshold by a rule, from an exact sweep over all distinct predictions.
 
     A label is predicted if its probability is above the threshold. Thresholds lie midway between two neighbouring
@@ -130,23 +132,27 @@ def tune_thresholds(probabilities: np.ndarray, labels: np.ndarray, rule: Thresho
     Args:
         probabilities: (S, L).
         labels: (S, L), 0 or 1.
+        weights: (S,) those of the rows; None: 1.
 
     Returns:
         (L,) thresholds, from 0 to 1.
     """
-    return np.array([_tune_threshold(*columns, rule) for columns in zip(probabilities.T, labels.T, strict=True)])
+    weights = np.ones(len(labels), np.int64) if weights is None else weights
+    columns = zip(probabilities.T, labels.T, strict=True)
+    return np.array([_tune_threshold(*column, rule, weights) for column in columns])
 
 
-def _tune_threshold(probabilities: np.ndarray, labels: np.ndarray, rule: ThresholdRule) -> float:
-    """Return the threshold of one label, from probabilities (S,) and labels (S,)."""
-    if not labels.any():
+def _tune_threshold(probabilities: np.ndarray, labels: np.ndarray, rule: ThresholdRule, weights: np.ndarray) -> float:
+    """Return the threshold of one label, from probabilities, labels and weights (S,)."""
+    positive = np.where(labels > 0, weights, 0)
+    if not positive.any():
         return FIXED_THRESHOLD
     order = probabilities.argsort()
     ends, starts = np.unique(np.concatenate([[0.0], probabilities[order], [1.0]]), return_index=True)
     # A threshold in [low, high) predicts the sequences whose probability is at least `high`.
     low, high, first = ends[:-1], ends[1:], starts[1:] - 1
-    found = np.concatenate([labels[order].astype(np.int64)[::-1].cumsum()[::-1], [0]])[first]
-    rates = rule.rate(found, len(labels) - first, int(labels.sum()))
+    right, predicted = (np.append(x[order][::-1].cumsum()[::-1], 0)[first] for x in (positive, weights))
+    rates = rule.rate(right, predicted, positive.sum())
     middle = (low + high) / 2
     middle = np.where(middle < high, middle, low)  # between neighbouring floats the mean may be rounded up
     middle[(low <= FIXED_THRESHOLD) & (high > FIXED_THRESHOLD)] = FIXED_THRESHOLD

@@ -118,7 +118,7 @@ def compare_methods(
     runs = np.split(rate_runs(units.scores, units.spread(units.counts[None]))[:, 0], parts)
     before, after = np.split(np.concatenate(samples, axis=1), parts)  # (M, R) each
     value = float(runs[1].mean() - runs[0].mean())
-    values = np.stack([score.rows.reshape(len(score), -1) for score in units.scores])  # (M, U or S, V)
+    values = np.stack([score.flatten() for score in units.scores])  # (M, U or S, V)
     differs = (values != values[0]).any(axis=(0, 2))
     differing = units.counts[differs].sum() if units.numbers is None else len(np.unique(units.numbers[differs]))
     row_error = float(np.std(after.mean(0) - before.mean(0)) * np.sqrt(1 + 2 / max(differing, 1)))
@@ -169,7 +169,7 @@ def gather_units(scores: Sequence[WeightedScore], groups: Sequence[Hashable] | N
             numbers = {group: number for number, group in enumerate(distinct)}
             return Units(scores, np.ones(len(numbers)), np.array([numbers[group] for group in groups]))
         scores = [score.join(groups) for score in scores]
-    flat = np.concatenate([score.rows.reshape(len(score), -1) for score in scores], axis=1)
+    flat = np.concatenate([score.flatten() for score in scores], axis=1)
     _, first, counts = np.unique(flat, axis=0, return_index=True, return_counts=True)
     return Units([score.take(first) for score in scores], counts)
 

@@ -18,13 +18,16 @@ class WeightedScore:
     rows: np.ndarray  # (S, ...) values of each row
     rate: str  # the name of one of RATES, which computes the score
     points: float = 100.0  # the points of a table in 1.0 of the score: 100 for a fraction, 1 for a percentage
+    row_weights: np.ndarray | None = None  # (S,) by which all other weights are multiplied; None: 1
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def count_successes(self) -> tuple[int, int] | None:
         """Return how many rows are right, and of how many, if the score is the share of right ones among some rows."""
-        if self.rate not in QUOTIENTS or not np.isin(parts := QUOTIENTS[self.rate](self.rows), (0, 1)).all():
+        if self.row_weights is not None or self.rate not in QUOTIENTS:
+            return None
+        if not np.isin(parts := QUOTIENTS[self.rate](self.rows), (0, 1)).all():
             return None
         right, counted = parts.sum(0).astype(int).tolist()
         return right, counted
@@ -36,7 +39,7 @@ class WeightedScore:
 
     def score(self, weights: np.ndarray) -> np.ndarray:
         """Return the score (R,) of each sample, from weights (R, S) of at least 0."""
-        return RATES[self.rate](self.rows, weights)
+        return RATES[self.rate](self.rows, weights if self.row_weights is None else weights * self.row_weights)
 
     def judge_rows(self) -> np.ndarray:
         """Return (S,) how right each row is: from 0 to 1, or the negative error of a number. Not for rankings."""
@@ -49,7 +52,13 @@ class WeightedScore:
 
     def take(self, numbers: np.ndarray) -> "WeightedScore":
         """Return the same score of some of the rows."""
-        return replace(self, rows=self.rows[numbers])
+        weights = None if self.row_weights is None else self.row_weights[numbers]
+        return replace(self, rows=self.rows[numbers], row_weights=weights)
+
+    def flatten(self) -> np.ndarray:
+        """Return (S, V) all that differs between rows: their values and their own weights."""
+        values = self.rows.reshape(len(self), -1)
+        return values if self.row_weights is None else np.column_stack([values, self.row_weights])
 
     def join(self, groups: Sequence[Hashable]) -> "WeightedScore":
         """Return the same score with a row for each group (S,).
@@ -59,9 +68,11 @@ class WeightedScore:
         numbers = {group: number for number, group in enumerate(dict.fromkeys(groups))}
         if not self.is_additive or len(numbers) == len(groups):
             return self
-        rows = np.zeros((len(numbers), *self.rows.shape[1:]))
-        np.add.at(rows, [numbers[group] for group in groups], self.rows)
-        return replace(self, rows=rows)
+        rows, values = np.zeros((len(numbers), *self.rows.shape[1:])), self.rows
+        if self.row_weights is not None:
+            values = values * self.row_weights.reshape(-1, *[1] * (values.ndim - 1))
+        np.add.at(rows, [numbers[group] for group in groups], values)
+        return replace(self, rows=rows, row_weights=None)
 
 
 def take_values(measured: Mapping[str, WeightedScore | float]) -> dict[str, float]:

@@ -7,6 +7,8 @@ about a table are JSON in the metadata of its schema, each under `bertkit.` and 
     names: the classes, in the order of the logits
     decided: values that an evaluation has decided, such as tau and thresholds
     texts: the columns of texts, by which rows are matched
+    weighted: whether scores weigh the rows by the column `weight`
+    soft: whether `label` is the likeliest of soft labels, with which predictions only agree
 
 Shape letters: S rows, L labels.
 """
@@ -18,7 +20,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-LABEL, PREDICTION, PROBABILITY_PREFIX = "label", "prediction", "probability_"
+LABEL, PREDICTION, PROBABILITY_PREFIX, WEIGHT = "label", "prediction", "probability_", "weight"
 SPELLED = "_spans"  # ends the names of columns with the spans of label and prediction, as their text spells them
 # Columns by whose presence a table's kind is told.
 KIND_COLUMNS = {"em", "f1", "strict_right", "strict_found", f"{LABEL}{SPELLED}", f"{PREDICTION}{SPELLED}"}

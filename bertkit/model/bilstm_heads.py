@@ -115,7 +115,7 @@ class BertFeaturesForTokenClassification(BertHead):
         layout = lay_out(tuple(features.shape[:2]), words, PACKED, features.device)
         states = self.dropout(self.mix(layout.pack(features).to(self.classifier.weight.dtype)))  # (N, F)
         logits = self.classifier(self.dropout(self.bilstm(states, layout)))  # (N, L)
-        return TokenClassifierOutput(
-            loss=None if labels is None else classify_loss(logits, layout.pack(labels), num_items_in_batch),
-            logits=layout.unpack(logits),  # (B, W, L)
-        )
+        loss = None
+        if labels is not None:
+            loss = classify_loss(logits, layout.pack(labels), num_items_in_batch, self.make_weights(logits.device))
+        return TokenClassifierOutput(loss=loss, logits=layout.unpack(logits))  # (B, W, L)

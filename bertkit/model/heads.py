@@ -77,7 +77,14 @@ class BertHead(BertPreTrainedModel):
         """Return a batch's share of the counts that divide this head's losses, by argument name of `forward`."""
         if self.labels_tokens:
             labels = ignore_masked(labels, attention_mask)
-        return {"num_items_in_batch": (labels != IGNORE_INDEX).sum()}
+        return {"num_items_in_batch": weigh_labels(labels, self.make_weights(labels.device)).sum()}
+
+    def make_weights(self, device: torch.device) -> Tensor | None:
+        """Return the configuration's class weights (L,) in fp32, or None if there are none."""
+        if self.config.class_weights is None:
+            return None
+        # Copied without waiting for the device, which torch.tensor(..., device=device) would do.
+        return torch.tensor(self.config.class_weights, dtype=torch.float32).to(device, non_blocking=True)
 
     @classmethod
     def index_tokens(cls, attention_mask: Tensor, **batch: Tensor) -> dict[str, Tensor]:
@@ -196,13 +203,15 @@ class BertForSequenceClassification(BertWithClassifier):
                 self.config.problem_type = "multi_label_classification"
         return self.config.problem_type
 
-    def count_labels(self, labels: Tensor, **batch: Tensor) -> dict[str, Tensor]:
-        """Count B sequences for a single class, or add up their class weights; otherwise count B * L labels."""
-        if self.set_problem_type(labels) != "single_label_classification":
-            return {"num_items_in_batch": torch.tensor(labels.numel(), device=labels.device)}
-        if (weights := self.make_weights(labels.device)) is None:
-            return super().count_labels(labels)
-        return {"num_items_in_batch": weigh_labels(labels, weights).sum()}
+    def count_labels(self, labels: Tensor, sample_weight: Tensor | None = None, **batch: Tensor) -> dict[str, Tensor]:
+        """Count B sequences for a single class, otherwise B * L labels, or add up their weights."""
+        if self.set_problem_type(labels) == "single_label_classification":
+            counted = weigh_labels(labels, self.make_weights(labels.device), sample_weight)
+            return {"num_items_in_batch": counted.sum()}
+        count = torch.tensor(labels.numel(), device=labels.device)
+        if sample_weight is not None:
+            count = sample_weight.sum() * (labels.numel() // len(labels))
+        return {"num_items_in_batch": count}
 
     @classmethod
     def index_tokens(cls, attention_mask: Tensor, **batch: Tensor) -> dict[str, Tensor]:
@@ -212,15 +221,14 @@ class BertForSequenceClassification(BertWithClassifier):
         windows = index_true(attention_mask.any(-1))  # (R,)
         return {"window_indices": windows, **super().index_tokens(attention_mask.flatten(0, 1)[windows])}
 
-    def make_weights(self, device: torch.device) -> Tensor | None:
-        """Return the configuration's class weights (L,) in fp32, or None if there are none."""
-        if self.config.class_weights is None:
-            return None
-        # Copied without waiting for the device, which torch.tensor(..., device=device) would do.
-        return torch.tensor(self.config.class_weights, dtype=torch.float32).to(device, non_blocking=True)
-
     def score(
-        self, inputs: Inputs, labels: Tensor | None, count: Count, window_indices: Tensor | None = None, **kwargs
+        self,
+        inputs: Inputs,
+        labels: Tensor | None,
+        count: Count,
+        window_indices: Tensor | None = None,
+        sample_weight: Tensor | None = None,
+        **kwargs,
     ) -> tuple[Encoded, Tensor, Tensor | None]:
         """Return the encoder's outputs, logits (B, L), and the loss of the problem type if labels are given.
 
@@ -229,9 +237,11 @@ class BertForSequenceClassification(BertWithClassifier):
         the configuration's `window_pooling` says; hidden states and attentions are those of the R real windows.
 
         Args:
-            labels: (B,) classes; (B, L) scores, or (B,) if L = 1; or (B, L), 0 or 1 for each independent label.
+            labels: (B,) classes, or the shares (B, L) of soft labels; (B, L) scores, or (B,) if L = 1; or (B, L), 0 or
+                1 for each independent label.
             window_indices: (R,) those of the real windows in the flattened (B * W), and `real_indices` (N,) those of
                 the tokens in (R * T), from `index_tokens`; None: they are computed here.
+            sample_weight: (B,) the weights of the sequences in the loss; None: 1.
 
         Raises:
             ValueError: There are windows, but `window_pooling` is not set.
@@ -253,7 +263,8 @@ class BertForSequenceClassification(BertWithClassifier):
             compute_loss, weights = SENTENCE_LOSSES[self.set_problem_type(labels)], self.make_weights(logits.device)
             if scale is not None:
                 labels = (labels.float() - scale[0]) / scale[1]
-            loss = compute_loss(logits, labels, count, *([] if weights is None else [weights]))
+            given = {} if weights is None else {"weights": weights}
+            loss = compute_loss(logits, labels, count, **given, sample_weight=sample_weight)
         if scale is not None:
             logits = logits * scale[1] + scale[0]
         return outputs, logits, loss
@@ -335,7 +346,9 @@ class BertForTokenClassification(BertWithClassifier):
             labels: (B, T), -100 at tokens without a label. See `ignore_masked`.
         """
         logits = self.classifier(self.dropout(outputs.last_hidden_state))  # (packed, L)
-        loss = None if labels is None else classify_loss(logits, layout.pack(labels), count)
+        loss = None
+        if labels is not None:
+            loss = classify_loss(logits, layout.pack(labels), count, self.make_weights(logits.device))
         return layout.unpack(logits), loss  # (B, T, L)
 
 

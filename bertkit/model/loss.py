@@ -26,43 +26,76 @@ def sum_over_count(losses: Tensor, labelled: Tensor, count: Tensor | int | None)
 
 
 def classify_loss(
-    logits: Tensor, labels: Tensor, count: Tensor | int | None = None, weights: Tensor | None = None
+    logits: Tensor,
+    labels: Tensor,
+    count: Tensor | int | None = None,
+    weights: Tensor | None = None,
+    sample_weight: Tensor | None = None,
 ) -> Tensor:
     """Return the mean cross-entropy in fp32 of logits (..., L) against labels (...), ignoring IGNORE_INDEX.
 
     Args:
+        labels: Integers (...), or the shares (..., L) of the classes in soft labels.
         weights: (L,) weights of the classes for a weighted mean; then `count` is the sum of the labels' weights.
+        sample_weight: (...) weights of the rows, which also enter that sum.
     """
-    logits, labels = logits.flatten(0, -2).float(), labels.flatten().to(logits.device)
+    dims = -2 if labels.is_floating_point() else -1
+    logits, labels = logits.flatten(0, -2).float(), labels.flatten(0, dims).to(logits.device)
     losses = nn.functional.cross_entropy(logits, labels, weights, ignore_index=IGNORE_INDEX, reduction="none")
-    labelled = labels != IGNORE_INDEX if weights is None else weigh_labels(labels, weights)
-    return sum_over_count(losses, labelled, count)
+    if sample_weight is not None:
+        losses = losses * sample_weight.flatten()
+    return sum_over_count(losses, weigh_labels(labels, weights, sample_weight), count)
 
 
-def weigh_labels(labels: Tensor, weights: Tensor) -> Tensor:
-    """Return the weight (...) of each label (...), 0 at IGNORE_INDEX, from the weights (L,) of the classes."""
-    return weights[labels.clamp(min=0)] * (labels != IGNORE_INDEX)
+def weigh_labels(labels: Tensor, weights: Tensor | None = None, sample_weight: Tensor | None = None) -> Tensor:
+    """Return what each label (...) counts in a mean; arguments are those of `classify_loss`."""
+    if labels.is_floating_point():
+        counted = labels.sum(-1) if weights is None else (labels * weights).sum(-1)
+    else:
+        counted = labels != IGNORE_INDEX
+        if weights is not None:
+            counted = weights[labels.clamp(min=0)] * counted
+    return counted if sample_weight is None else counted * sample_weight.view_as(counted)
 
 
-def regress_loss(logits: Tensor, labels: Tensor, count: Tensor | int | None = None) -> Tensor:
-    """Return the mean squared error in fp32 of logits (B, L) against labels (B, L), or (B,) if L = 1."""
+def regress_loss(
+    logits: Tensor, labels: Tensor, count: Tensor | int | None = None, sample_weight: Tensor | None = None
+) -> Tensor:
+    """Return the mean squared error in fp32 of logits (B, L) against labels (B, L), or (B,) if L = 1.
+
+    Args:
+        sample_weight: (B,) weights of the rows for a weighted mean.
+    """
     losses = (logits.float() - match_labels(labels, logits)).square()
-    return sum_over_count(losses, torch.ones_like(losses), count)
+    return average_each(losses, count, sample_weight)
 
 
 def classify_each_loss(
-    logits: Tensor, labels: Tensor, count: Tensor | int | None = None, weights: Tensor | None = None
+    logits: Tensor,
+    labels: Tensor,
+    count: Tensor | int | None = None,
+    weights: Tensor | None = None,
+    sample_weight: Tensor | None = None,
 ) -> Tensor:
     """Return the mean binary cross-entropy in fp32 of logits (B, L) against labels (B, L), each 0 or 1.
 
     Args:
         weights: (L,) factors of the positives' losses; the mean is not divided by them.
+        sample_weight: (B,) weights of the rows for a weighted mean.
     """
     labels = match_labels(labels, logits)
     losses = nn.functional.binary_cross_entropy_with_logits(
         logits.float(), labels, reduction="none", pos_weight=weights
     )
-    return sum_over_count(losses, torch.ones_like(losses), count)
+    return average_each(losses, count, sample_weight)
+
+
+def average_each(losses: Tensor, count: Tensor | int | None, sample_weight: Tensor | None) -> Tensor:
+    """Return the mean of losses (B, L), weighted by the rows' weights (B,) if there are any."""
+    counted = torch.ones_like(losses)
+    if sample_weight is not None:
+        counted = counted * sample_weight[:, None]
+    return sum_over_count(losses * counted, counted, count)
 
 
 def match_labels(labels: Tensor, logits: Tensor) -> Tensor:

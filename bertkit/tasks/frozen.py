@@ -201,7 +201,12 @@ def encode_labelled(
 
 
 def solve(
-    vectors: Any, targets: np.ndarray, strength: float, labels: int, weights: Sequence[float] | None = None
+    vectors: Any,
+    targets: np.ndarray,
+    strength: float,
+    labels: int,
+    weights: Sequence[float] | None = None,
+    row_weights: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the weight (L, H) and the bias (L,) of a linear head on vectors (S, H), dense or sparse.
 
@@ -212,8 +217,9 @@ def solve(
         strength: The inverse of the penalty, as scikit-learn's C; a ridge regression has the penalty 1 / 2C.
         labels: The number of classes, some of which may have no row.
         weights: (L,) the weight of the rows of each class, or of the rows that have each label; None: equal.
+        row_weights: (S,) the weight of each row, above 0; None: 1. A row of weight 2 is a row that is there twice.
     """
-    return next(solve_path(vectors, targets, [strength], labels, weights))
+    return next(solve_path(vectors, targets, [strength], labels, weights, row_weights))
 
 
 def solve_path(
@@ -222,34 +228,38 @@ def solve_path(
     strengths: Sequence[float],
     labels: int,
     weights: Sequence[float] | None = None,
+    row_weights: np.ndarray | None = None,
     steps: int = SOLVER_STEPS,
     tolerance: float = SOLVER_TOLERANCE,
 ) -> Iterator[Head]:
     """Yield the weight (L, H) and the bias (L,) of `solve` for each strength; each solution starts from the last."""
     centre = np.zeros(vectors.shape[1])
     if not issparse(vectors):  # around their mean the solution is the same, in a third of the steps
-        centre = vectors.mean(0)
+        centre = vectors.mean(0) if row_weights is None else np.average(vectors, axis=0, weights=row_weights)
         vectors = vectors - centre
+    exactness = {"steps": steps, "tolerance": tolerance}
     if targets.ndim == 1:
-        path = solve_numbers(vectors, targets, strengths)
+        path = solve_numbers(vectors, targets, strengths, row_weights)
         if targets.dtype.kind != "f":
-            path = solve_classes(vectors, targets, strengths, labels, weights, steps, tolerance)
+            path = solve_classes(vectors, targets, strengths, labels, weights, row_weights, **exactness)
     else:
         sides = [None] * targets.shape[1] if weights is None else [(1.0, weight) for weight in weights]
         columns = zip(targets.T.astype(int), sides, strict=True)
         path = join_labels(
-            [solve_classes(vectors, column, strengths, 2, side, steps, tolerance) for column, side in columns]
+            [solve_classes(vectors, column, strengths, 2, side, row_weights, **exactness) for column, side in columns]
         )
     for weight, bias in path:
         yield weight, bias - weight @ centre
 
 
-def solve_numbers(vectors: Any, targets: np.ndarray, strengths: Sequence[float]) -> Iterator[Head]:
+def solve_numbers(
+    vectors: Any, targets: np.ndarray, strengths: Sequence[float], row_weights: np.ndarray | None
+) -> Iterator[Head]:
     """Yield the ridge regression for each strength."""
     from sklearn.linear_model import Ridge
 
     for strength in strengths:
-        ridge = Ridge(1 / (2 * strength)).fit(vectors, targets)
+        ridge = Ridge(1 / (2 * strength)).fit(vectors, targets, row_weights)
         yield ridge.coef_[None], np.array([ridge.intercept_])
 
 
@@ -259,6 +269,7 @@ def solve_classes(
     strengths: Sequence[float],
     labels: int,
     weights: Sequence[float] | None,
+    row_weights: np.ndarray | None,
     steps: int,
     tolerance: float,
 ) -> Iterator[Head]:
@@ -274,7 +285,7 @@ def solve_classes(
         if len(found) > 1:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "The number of unique classes")  # many of few rows look like numbers
-                head.set_params(C=strength).fit(vectors, targets)
+                head.set_params(C=strength).fit(vectors, targets, row_weights)
             learned = found[-len(head.coef_) :]  # with two classes the first one's logit is 0
             weight[learned], bias[learned] = head.coef_, head.intercept_
         yield weight, bias
@@ -297,6 +308,7 @@ def choose_head(
     groups: Sequence[int] | np.ndarray,
     weights: Sequence[float] | None = None,
     strengths: Sequence[float] = STRENGTHS,
+    row_weights: np.ndarray | None = None,
 ) -> tuple[str, float]:
     """Return the name of the vectors and the strength that have the lowest loss over folds of the rows.
 
@@ -304,10 +316,10 @@ def choose_head(
 
     Args:
         candidates: Name -> the vectors (S, H) of the same rows, dense or sparse.
-        targets, labels, weights: Those of `solve`.
+        targets, labels, weights, row_weights: Those of `solve`.
         groups: (S,) the rows of one group stay in one fold.
     """
-    losses = compare_heads(candidates, targets, labels, groups, weights, strengths)
+    losses = compare_heads(candidates, targets, labels, groups, weights, strengths, row_weights)
     if not losses:
         return next(iter(candidates)), strengths[len(strengths) // 2]
     return min(losses, key=lambda pair: losses[pair])
@@ -320,13 +332,14 @@ def measure_explained(
     groups: Sequence[int] | np.ndarray,
     weights: Sequence[float] | None,
     strength: float,
+    row_weights: np.ndarray | None = None,
 ) -> float:
     """Return the share of a constant answer's loss that vectors explain by folds; NaN where there are no folds.
 
     Arguments as for `choose_head`.
     """
     candidates = {"constant": np.zeros((len(targets), 1)), "": vectors}
-    losses = compare_heads(candidates, targets, labels, groups, weights, [strength])
+    losses = compare_heads(candidates, targets, labels, groups, weights, [strength], row_weights)
     return 1 - losses["", strength] / losses["constant", strength] if losses else float("nan")
 
 
@@ -337,6 +350,7 @@ def compare_heads(
     groups: Sequence[int] | np.ndarray,
     weights: Sequence[float] | None,
     strengths: Sequence[float],
+    row_weights: np.ndarray | None,
 ) -> dict[tuple[str, float], float]:
     """Return the loss over folds of each name and strength; empty where nothing can be compared. See `choose_head`."""
     from sklearn.exceptions import ConvergenceWarning
@@ -345,6 +359,7 @@ def compare_heads(
         rows = np.sort(np.random.default_rng(0).permutation(len(targets))[:FOLD_ROWS])
         candidates = {name: vectors[rows] for name, vectors in candidates.items()}
         targets, groups = targets[rows], np.asarray(groups)[rows]
+        row_weights = None if row_weights is None else row_weights[rows]
     folds = divide_rows(targets, np.asarray(groups))
     if not folds:
         return {}
@@ -353,7 +368,7 @@ def compare_heads(
         warnings.simplefilter("ignore", ConvergenceWarning)  # a choice needs no exact solution
         for name, vectors in candidates.items():
             lowest = np.inf
-            for strength, loss in measure_strengths(vectors, targets, labels, folds, weights, strengths):
+            for strength, loss in measure_strengths(vectors, targets, labels, folds, weights, strengths, row_weights):
                 losses[name, strength] = loss
                 if loss > lowest:  # still weaker penalties fit still more noise, and are the slowest to solve
                     break
@@ -368,17 +383,20 @@ def measure_strengths(
     folds: Sequence[Fold],
     weights: Sequence[float] | None,
     strengths: Sequence[float],
+    row_weights: np.ndarray | None = None,
 ) -> Iterator[tuple[float, float]]:
     """Yield each strength with the loss of the held-out rows of all folds."""
-    paths = [
-        solve_path(vectors[fitted], targets[fitted], strengths, labels, weights, FOLD_STEPS, FOLD_TOLERANCE)
-        for fitted, _ in folds
-    ]
-    answers = targets[np.concatenate([held for _, held in folds])]
+    paths = []
+    for fitted, _ in folds:
+        fitted_weights = None if row_weights is None else row_weights[fitted]
+        rows = vectors[fitted], targets[fitted]
+        paths.append(solve_path(*rows, strengths, labels, weights, fitted_weights, FOLD_STEPS, FOLD_TOLERANCE))
+    held = np.concatenate([held for _, held in folds])
+    answers, held_weights = targets[held], None if row_weights is None else row_weights[held]
     for strength, heads in zip(strengths, zip(*paths, strict=True), strict=True):
         pairs = zip(heads, folds, strict=True)
         logits = np.concatenate([vectors[held] @ weight.T + bias for (weight, bias), (_, held) in pairs])
-        yield strength, measure_loss(logits, answers, weights)
+        yield strength, measure_loss(logits, answers, weights, held_weights)
 
 
 def divide_rows(targets: np.ndarray, groups: np.ndarray) -> list[Fold]:
@@ -408,19 +426,28 @@ def divide_rows(targets: np.ndarray, groups: np.ndarray) -> list[Fold]:
     return [(np.concatenate([fitted, always]), held) for fitted, held in folds]
 
 
-def measure_loss(logits: np.ndarray, targets: np.ndarray, weights: Sequence[float] | None = None) -> float:
+def measure_loss(
+    logits: np.ndarray,
+    targets: np.ndarray,
+    weights: Sequence[float] | None = None,
+    row_weights: np.ndarray | None = None,
+) -> float:
     """Return the mean loss of logits (S, L): of classes and several labels the log-loss, of numbers the squared error.
 
     Args:
         weights: (L,) the weight of the rows of each class.
+        row_weights: (S,) the weight of each row.
     """
     if targets.ndim == 1 and targets.dtype.kind == "f":
-        return float(np.square(logits[:, 0] - targets).mean())
+        return float(np.average(np.square(logits[:, 0] - targets), weights=row_weights))
     if targets.ndim == 2:
-        right = expit(np.where(targets, logits, -logits))
-        return float(-np.log(right.clip(min=LEAST)).mean())
+        losses = -np.log(expit(np.where(targets, logits, -logits)).clip(min=LEAST))
+        shares = None if row_weights is None else np.broadcast_to(row_weights[:, None], losses.shape)
+        return float(np.average(losses, weights=shares))
     right = softmax(logits, axis=1)[np.arange(len(targets)), targets]
-    shares = None if weights is None else np.asarray(weights)[targets]
+    shares = row_weights
+    if weights is not None:
+        shares = np.asarray(weights)[targets] * (1.0 if row_weights is None else row_weights)
     return float(np.average(-np.log(right.clip(min=LEAST)), weights=shares))
 
 

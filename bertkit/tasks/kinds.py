@@ -10,15 +10,16 @@ Left out: the cells of a person's own table, which tell the kind first (`bertkit
 Shape letters: S rows, L labels.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from bertkit.data.labels import REGRESSION, SEPARATOR, SEVERAL, SINGLE, normalise, parse_number, read_list
+from bertkit.data.cells import normalise, parse_number, read_list
+from bertkit.data.labels import REGRESSION, SEPARATOR, SEVERAL, SINGLE
 from bertkit.metrics.calibration import compute_probabilities, measure_calibration
 from bertkit.metrics.classification import (
     F1,
@@ -36,6 +37,7 @@ from bertkit.metrics.table import (
     NAMES,
     PREDICTION,
     PROBABILITY_PREFIX,
+    WEIGHT,
     encode_names,
     list_names,
     make_rows,
@@ -59,17 +61,41 @@ Scores = dict[str, WeightedScore | float]
 
 
 @dataclass(frozen=True, eq=False)
-class ClassAnswers(Answers):
+class Gold:
+    """The right answers to some rows, and how they are scored."""
+
+    labels: np.ndarray  # the labels of a kind: (S,) or (S, L)
+    weights: np.ndarray | None = None  # (S,) those of the rows in scores; None: 1
+    is_soft: bool = False  # whether the labels are the likeliest ones of soft labels, with which answers only agree
+    rule: ThresholdRule | None = None  # how thresholds are chosen on these rows; None: as for the kind
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledAnswers(Answers):
+    """The answers of a kind, perhaps beside the right ones."""
+
+    has_pipeline = True
+    names: Sequence[str]
+    gold: Gold | None
+
+    def tabulate(self, columns: Mapping[str, Any], spell: Callable[[np.ndarray], Any], **facts: Any) -> pa.Table:
+        """Return the prediction table of some columns and of the right answers, which `spell` converts."""
+        if self.gold is None:
+            return make_rows(columns, **facts)
+        columns = {LABEL: spell(self.gold.labels)} | dict(columns)
+        if self.gold.weights is not None:
+            columns[WEIGHT] = self.gold.weights
+        return make_rows(columns, weighted=WEIGHT in columns or None, soft=self.gold.is_soft or None, **facts)
+
+
+@dataclass(frozen=True, eq=False)
+class ClassAnswers(LabelledAnswers):
     """A class for each row."""
 
     key = "label"
-    has_pipeline = True
-    names: Sequence[str]
     logits: np.ndarray  # (S, L)
     probabilities: np.ndarray  # (S, L)
     thresholds: Sequence[float] | None  # (2,) that of the class that has one, and 0; None: the likeliest class is taken
-    rule: ThresholdRule | None  # how the threshold was chosen
-    labels: np.ndarray | None  # (S,) the right classes
     set_limit: float | None  # the highest conformity score of a label in a label set; None: no label sets
     least: float | None = None  # the probability below which there is no answer; None: all are answered
     abstention: Mapping[str, float] = field(default_factory=dict)  # how `least` was chosen on these rows
@@ -85,25 +111,23 @@ class ClassAnswers(Answers):
     @cached_property
     def rows(self) -> pa.Table:
         spelled = np.array(self.names, object)
-        columns = {} if self.labels is None else {LABEL: spelled[self.labels]}
-        columns[PREDICTION] = spelled[self.best]
+        columns = {PREDICTION: spelled[self.best]} | name_probabilities(self.probabilities, self.names)
         decided = {} if self.thresholds is None else {"thresholds": list(self.thresholds)}
         decided |= {} if self.least is None else {"least_confidence": self.least}
-        facts = {"decided": decided} if decided else {}
-        if self.rule is not None:
-            facts["asked"] = {self.rule.score: self.rule.value}
-        columns |= name_probabilities(self.probabilities, self.names)
-        return make_rows(columns, names=list(self.names), **facts)
+        facts: dict[str, Any] = {"names": list(self.names), "decided": decided}
+        if self.gold is not None and (rule := self.gold.rule) is not None:
+            facts["asked"] = {rule.score: rule.value}
+        return self.tabulate(columns, spelled.__getitem__, **facts)
 
     def list_results(self) -> list[Result]:
         results: list[Result] = []
         for best, values in zip(self.best.tolist(), self.probabilities.tolist(), strict=True):
             row = dict(zip(self.names, values, strict=True))
             result = {"label": self.names[best], "probability": values[best], "probabilities": row}
-            if self.least is not None:
-                result["abstained"] = values[best] < self.least
-            if result.get("abstained"):
-                result["label"] = None
+            if self.least is not None and values[best] < self.least:
+                result |= {"label": None, "abstained": True}
+            elif self.least is not None:
+                result["abstained"] = False
             results.append(add_label_set(result, row, self.set_limit))
         return results
 
@@ -113,7 +137,7 @@ class ClassAnswers(Answers):
         Args:
             groups: (S,) the group of each row.
         """
-        confidences, right = self.probabilities.max(axis=1), self.best == self.labels
+        confidences, right = self.probabilities.max(axis=1), self.best == self.gold.labels
         choice = choose_confidence(confidences, right, target, len(self.names), groups)
         facts = {"target_accuracy": target, "reached_accuracy": choice.reached, "deciding_rows": choice.rows}
         return replace(self, least=choice.least, abstention=facts)
@@ -136,25 +160,22 @@ class ClassAnswers(Answers):
 
 
 @dataclass(frozen=True, eq=False)
-class LabelAnswers(Answers):
+class LabelAnswers(LabelledAnswers):
     """Any number of labels for each row: those whose probability is above their threshold."""
 
     key = "labels"
-    has_pipeline = True
-    names: Sequence[str]
     probabilities: np.ndarray  # (S, L)
     thresholds: Sequence[float]  # (L,)
     is_tuned: bool  # whether rows with right answers have decided the thresholds
-    labels: np.ndarray | None  # (S, L) the right labels
     set_limit: float | None  # as in ClassAnswers
 
     @cached_property
     def rows(self) -> pa.Table:
-        columns = {} if self.labels is None else {LABEL: format_marks(self.labels, self.names)}
-        columns[PREDICTION] = format_marks(self.probabilities > np.array(self.thresholds), self.names)
-        facts = {"decided": {"thresholds": list(self.thresholds)}} if self.is_tuned else {}
+        spell = partial(format_marks, names=self.names)
+        columns = {PREDICTION: spell(self.probabilities > np.array(self.thresholds))}
         columns |= name_probabilities(self.probabilities, self.names)
-        return make_rows(columns, names=list(self.names), **facts)
+        decided = {"thresholds": list(self.thresholds)} if self.is_tuned else {}
+        return self.tabulate(columns, spell, names=list(self.names), decided=decided)
 
     def list_results(self) -> list[Result]:
         results: list[Result] = []
@@ -181,19 +202,15 @@ class LabelAnswers(Answers):
 
 
 @dataclass(frozen=True, eq=False)
-class NumberAnswers(Answers):
+class NumberAnswers(LabelledAnswers):
     """A number for each row."""
 
     key = "score"
-    has_pipeline = True
-    names: Sequence[str]  # the label of the number
     numbers: np.ndarray  # (S, L), of which the table has the first column
-    labels: np.ndarray | None  # (S,) the right numbers
 
     @cached_property
     def rows(self) -> pa.Table:
-        columns = {} if self.labels is None else {LABEL: self.labels.astype(np.float64)}
-        return make_rows(columns | {PREDICTION: self.numbers[:, 0].astype(np.float64)})
+        return self.tabulate({PREDICTION: self.numbers[:, 0].astype(np.float64)}, np.float64)
 
     def list_results(self) -> list[Result]:
         return [{"score": value} for value in self.numbers[:, 0].tolist()]
@@ -249,8 +266,10 @@ class Kind:
         """Return each label of each row, from the names of `LabelSpace.format_labels`; none of numbers."""
         raise NotImplementedError
 
-    def answer_constantly(self, labels: np.ndarray, names: Sequence[str]) -> np.ndarray:
-        """Return the logits (L,) of the best constant answer to the labels of train."""
+    def answer_constantly(
+        self, labels: np.ndarray, names: Sequence[str], weights: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Return the logits (L,) of the best constant answer to the labels of train, with weights (S,) or without."""
         raise NotImplementedError
 
     def activate(self, logits: "Tensor") -> "Tensor":
@@ -258,20 +277,15 @@ class Kind:
         raise NotImplementedError
 
     def decode(
-        self,
-        logits: np.ndarray,
-        names: Sequence[str],
-        labels: np.ndarray | None = None,
-        decided: Decisions | None = None,
-        rule: ThresholdRule | None = None,
+        self, logits: np.ndarray, names: Sequence[str], gold: Gold | None = None, decided: Decisions | None = None
     ) -> Answers:
         """Return the answers of logits (S, L).
 
         Args:
-            labels: The right answers; None without any.
-            decided: The `thresholds` (L,) of several labels, which are else tuned on `labels`, or fixed without these,
-                those of two classes, of which one is 0, and the `set_limit` of label sets.
-            rule: How thresholds are chosen; None: two classes have none, and several labels those with the best F1.
+            gold: The right answers; None without any.
+            decided: The `thresholds` (L,) of several labels, which are else tuned on the right answers by their rule or
+                for the best F1, or fixed without these, those of two classes, of which one is 0, and the `set_limit` of
+                label sets.
         """
         raise NotImplementedError
 
@@ -318,30 +332,28 @@ class SingleLabel(Kind):
     def list_classes(self, labels: Sequence[Hashable]) -> Sequence[Hashable]:
         return labels
 
-    def answer_constantly(self, labels: np.ndarray, names: Sequence[str]) -> np.ndarray:
-        return np.eye(len(names))[np.bincount(labels).argmax()]
+    def answer_constantly(
+        self, labels: np.ndarray, names: Sequence[str], weights: np.ndarray | None = None
+    ) -> np.ndarray:
+        return np.eye(len(names))[np.bincount(labels, weights).argmax()]
 
     def activate(self, logits: "Tensor") -> "Tensor":
         return logits.softmax(-1)
 
     def decode(
-        self,
-        logits: np.ndarray,
-        names: Sequence[str],
-        labels: np.ndarray | None = None,
-        decided: Decisions | None = None,
-        rule: ThresholdRule | None = None,
+        self, logits: np.ndarray, names: Sequence[str], gold: Gold | None = None, decided: Decisions | None = None
     ) -> Answers:
         probabilities = compute_probabilities(check_finite(logits), several=False)
-        thresholds = (decided or {}).get("thresholds")
-        if decided is None and rule is not None and labels is not None:
+        known = decided or {}
+        thresholds = known.get("thresholds")
+        if decided is None and gold is not None and (rule := gold.rule) is not None:
             thresholds = [0.0, 0.0]
-            columns = probabilities[:, [rule.label]], (labels == rule.label)[:, None]
-            thresholds[rule.label] = float(tune_thresholds(*columns, rule)[0])
+            columns = probabilities[:, [rule.label]], (gold.labels == rule.label)[:, None]
+            thresholds[rule.label] = float(tune_thresholds(*columns, rule, gold.weights)[0])
         if thresholds is not None and (len(names) != 2 or 0 not in thresholds):  # those of a baseline of several labels
             thresholds = None
-        limits = ((decided or {}).get(name) for name in ("set_limit", "least_confidence"))
-        return ClassAnswers(names, logits, probabilities, thresholds, rule, labels, *limits)
+        limits = known.get("set_limit"), known.get("least_confidence")
+        return ClassAnswers(names, gold, logits, probabilities, thresholds, *limits)
 
     def describe(self, names: Sequence[str], decided: Decisions) -> Schema:
         probabilities = make_object(dict.fromkeys(names, PROBABILITY))
@@ -360,11 +372,12 @@ class SingleLabel(Kind):
         found: Scores = dict(score_classes(predictions, labels, names, probabilities))
         if (values := list_values(names)) is not None and max(predictions, default=0) < len(names):
             found |= measure_ordinals(predictions, labels, values)
-        if (thresholds := read_decided(rows).get("thresholds")) and probabilities is not None:
+        decided = read_decided(rows)
+        if (thresholds := decided.get("thresholds")) and probabilities is not None:
             usual = score_classes(probabilities.argmax(1), labels, names)
             found |= {f"fixed_{name}": score for name, score in usual.items()}
             found |= name_each("threshold", names, thresholds)
-        if (least := read_decided(rows).get("least_confidence")) and probabilities is not None:
+        if (least := decided.get("least_confidence")) and probabilities is not None:
             is_answered = probabilities.max(axis=1) >= least
             found["answered"] = measure_mean(is_answered)
             found["answered_accuracy"] = measure_mean(predictions == labels, is_answered)
@@ -403,28 +416,26 @@ class SeveralLabels(Kind):
     def list_classes(self, labels: Sequence[Hashable]) -> Sequence[Hashable]:
         return [name for row in labels for name in row]
 
-    def answer_constantly(self, labels: np.ndarray, names: Sequence[str]) -> np.ndarray:
-        return np.where(labels.mean(0) > 0.5, 1.0, -1.0)
+    def answer_constantly(
+        self, labels: np.ndarray, names: Sequence[str], weights: np.ndarray | None = None
+    ) -> np.ndarray:
+        return np.where(np.average(labels, axis=0, weights=weights) > 0.5, 1.0, -1.0)
 
     def activate(self, logits: "Tensor") -> "Tensor":
         return logits.sigmoid()
 
     def decode(
-        self,
-        logits: np.ndarray,
-        names: Sequence[str],
-        labels: np.ndarray | None = None,
-        decided: Decisions | None = None,
-        rule: ThresholdRule | None = None,
+        self, logits: np.ndarray, names: Sequence[str], gold: Gold | None = None, decided: Decisions | None = None
     ) -> Answers:
         # In 64 bits, as for the thresholds: fp32 rounds the probabilities of likely labels to 1.
         probabilities = compute_probabilities(check_finite(logits), several=True)
-        thresholds, is_tuned = (decided or {}).get("thresholds"), True
-        if thresholds is None and labels is not None:
-            thresholds = tune_thresholds(probabilities, labels, rule or F1).tolist()
+        known = decided or {}
+        thresholds, is_tuned = known.get("thresholds"), True
+        if thresholds is None and gold is not None:
+            thresholds = tune_thresholds(probabilities, gold.labels, gold.rule or F1, gold.weights).tolist()
         elif thresholds is None:
             thresholds, is_tuned = [FIXED_THRESHOLD] * len(names), False
-        return LabelAnswers(names, probabilities, list(thresholds), is_tuned, labels, (decided or {}).get("set_limit"))
+        return LabelAnswers(names, gold, probabilities, list(thresholds), is_tuned, known.get("set_limit"))
 
     def describe(self, names: Sequence[str], decided: Decisions) -> Schema:
         probabilities, labels = make_object(dict.fromkeys(names, PROBABILITY)), make_array({"enum": names})
@@ -472,22 +483,19 @@ class Number(Kind):
     def list_classes(self, labels: Sequence[Hashable]) -> Sequence[Hashable]:
         return []
 
-    def answer_constantly(self, labels: np.ndarray, names: Sequence[str]) -> np.ndarray:
-        return labels.mean(keepdims=True)
+    def answer_constantly(
+        self, labels: np.ndarray, names: Sequence[str], weights: np.ndarray | None = None
+    ) -> np.ndarray:
+        return np.average(labels, weights=weights, keepdims=True)
 
     def activate(self, logits: "Tensor") -> "Tensor":
         return logits
 
     def decode(
-        self,
-        logits: np.ndarray,
-        names: Sequence[str],
-        labels: np.ndarray | None = None,
-        decided: Decisions | None = None,
-        rule: ThresholdRule | None = None,
+        self, logits: np.ndarray, names: Sequence[str], gold: Gold | None = None, decided: Decisions | None = None
     ) -> Answers:
         kind = NumberAnswers if len(names) == 1 else NumbersAnswers
-        return kind(names, check_finite(logits), labels)
+        return kind(names, gold, check_finite(logits))
 
     def describe(self, names: Sequence[str], decided: Decisions) -> Schema:
         if len(names) == 1:

@@ -8,6 +8,7 @@ With `features` it is the feature-based approach: the frozen encoder runs once, 
 activations of each word's first sub-token, which are cached on disk (`bertkit.tasks.frozen`).
 """
 
+from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -38,6 +39,7 @@ from bertkit.data.formats.entities import (
     select_columns,
 )
 from bertkit.data.formats.rows import choose_reader, has_splits, locate_column
+from bertkit.data.labels import BALANCED, check_class_weights, match_weights
 from bertkit.data.sequences import IGNORED, EncodedInputs, pad
 from bertkit.data.splits import DROP, UNLABELLED, check_split_options, divide_train, name_split
 from bertkit.data.tagging import (
@@ -153,6 +155,7 @@ class NerTask(FineTuningTask):
         """Check the recipe, including the options of the feature-based approach."""
         super().check(recipe)
         check_split_options(recipe.data)
+        check_class_weights(recipe.data["class_weights"])
         if recipe.data["features"]:
             refuse_tuning(recipe, "features, which keep the encoder unchanged")
             if recipe.data["order"]:
@@ -282,6 +285,8 @@ class NerTask(FineTuningTask):
         train = examples["train"]
         settings = {"id2label": dict(enumerate(train.labels)), "vocab_size": len(tokenizer)}
         settings["text_words"] = train.text.text_words
+        if given := recipe.data["class_weights"]:
+            settings["class_weights"] = weigh_tags(train, given)
         if not (layers := recipe.data["features"]):
             return settings
         units = recipe.model.get("bilstm_hidden_size", BILSTM_SIZE)
@@ -433,6 +438,22 @@ def list_keys(text: TaggedText, group: str) -> Iterator[str]:
             yield from ["\n".join(own)] * len(own)
     else:
         yield from words
+
+
+def weigh_tags(train: TaggedExamples, given: str | Mapping[str, float]) -> list[float]:
+    """Return the weight of each label: that of its type, balanced over the words of train or as given."""
+    types = [name_type(label, train.text.scheme) for label in train.labels]
+    if given != BALANCED:
+        found = dict(zip(dict.fromkeys(types), match_weights(dict.fromkeys(types), given), strict=True))
+        return [found[kind] for kind in types]
+    counts = Counter(name_type(tag, train.text.scheme) for sentence in train.text.sentences for tag in sentence.tags)
+    total = counts.total()
+    return [total / (len(counts) * max(counts[kind], 1)) for kind in types]  # limits may leave a type without words
+
+
+def name_type(tag: str, scheme: str) -> str:
+    """Return the type of a tag: O, that of its entity, or the class of a word."""
+    return tag if scheme == WORDS or tag == "O" else tag[2:]
 
 
 def locate_words(items: Sequence[dict[str, Any]]) -> dict[str, "Tensor"]:

@@ -130,13 +130,18 @@ SPLIT_OPTIONS: Options = {  # options of a person's own data
     "sep": Option("", help="Character between the cells of CSV and TSV files (default: found in each file)."),
     "encoding": Option("", help="Encoding of the files (default: UTF-8, UTF-16 or cp1252, as found in each file)."),
 }
+CLASS_WEIGHTS = Option({}, help='"balanced", or a table of a weight for each label (default: equal weights).')
 UNLABELLED_ROWS = Option("error", None, help="Rows without a label: error, or drop them from training and scores.")
 CLASSIFY_OPTIONS: Options = {
     "dir": Option(
         "", help="File, folder with train, dev and test, or Hub data set of texts and labels.", is_input=True
     ),
     "text": Option([], help="Column of the texts, or two columns for pairs (default: guessed from the names)."),
-    "label": Option([], help="Column of the labels, or one column of 0 and 1 per label (default: guessed)."),
+    "label": Option(
+        [],
+        help="Column of the labels, or one column of 0 and 1, or of shares, per label, such as 'probability_*' "
+        "(default: guessed).",
+    ),
     "problem_type": Option(
         "auto",
         help="single_label_classification, multi_label_classification or regression (default: as the labels are).",
@@ -154,7 +159,10 @@ CLASSIFY_OPTIONS: Options = {
     "target_accuracy": Option(
         0.0, 0, help="Answer only texts at a confidence with this accuracy of the answers; 0: all.", below=1
     ),
-    "class_weights": Option({}, help='"balanced", or a table of a weight for each label (default: equal weights).'),
+    "class_weights": CLASS_WEIGHTS,
+    "weight": Option("", help="Column of a weight for each row in the loss, the solved head and the baselines."),
+    "weighted_scores": Option(False, help="Whether the weights of data.weight are those of the rows in scores too."),
+    "gold": Option("", help="Column of the right labels for scores, where the labels are soft."),
     **TEXT_OPTIONS,
     "pooling": POOLED_VECTOR,
     **ROW_OPTIONS,
@@ -187,6 +195,9 @@ NER_OPTIONS: Options = {
         "", help="File, folder or Hub data set of sentences (default: CoNLL-2003 from the Hub).", is_input=True
     ),
     "label": Option([], help="Column of the tags: its name, or in CoNLL files its number (default: by the form)."),
+    "class_weights": Option(
+        {}, help='"balanced", or a table of a weight for each type and for O (default: equal weights).'
+    ),
     "scheme": Option("", help="words: each tag is a class (default: guessed).", choices=("", "entities", "words")),
     "unlabelled": UNLABELLED_ROWS,
     **SPLIT_OPTIONS,

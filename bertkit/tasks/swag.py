@@ -28,7 +28,7 @@ from bertkit.tasks.answers import Answers, Decisions, Result, add_label_set, des
 from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.finetuning import CALIBRATION_ROWS, EVERY_EPOCH, FineTuningTask
 from bertkit.tasks.inputs import take_text
-from bertkit.tasks.kinds import SINGLE_LABEL
+from bertkit.tasks.kinds import SINGLE_LABEL, Gold
 from bertkit.tasks.option import SWAG_OPTIONS
 from bertkit.tasks.schema import INDEX, PROBABILITY, STRING, Schema, make_array, make_input, make_object
 from bertkit.tasks.task import PredictionSettings, check_finite
@@ -172,7 +172,8 @@ class EndingAnswers(Answers):
 
     @cached_property
     def rows(self) -> pa.Table:
-        return SINGLE_LABEL.decode(np.stack(self.logits), CHOICES, self.labels).rows
+        gold = None if self.labels is None else Gold(self.labels)
+        return SINGLE_LABEL.decode(np.stack(self.logits), CHOICES, gold).rows
 
     def list_results(self) -> list[Result]:
         results: list[Result] = []

@@ -19,17 +19,20 @@ from bertkit.data.formats.rows import Columns, choose_reader, read_splits
 from bertkit.data.formats.writer import write_beside
 from bertkit.data.labels import (
     AS_TRAINED,
-    BALANCED,
     LABEL_NAMES,
     LabelSpace,
+    check_class_weights,
     check_missing,
     choose_columns,
     drop_blank,
+    expand_columns,
     fit_space,
     has_labels,
     iterate_keys,
     make_label_space,
+    name_shares,
     read_labelled,
+    read_weights,
 )
 from bertkit.data.long_texts import POOLED, encode_long, join_windows
 from bertkit.data.sequences import EncodedInputs, Groups, Items, Sequences, report_cut, stack_summaries
@@ -44,7 +47,7 @@ from bertkit.data.splits import (
 from bertkit.errors import UsageError
 from bertkit.metrics.classification import FIXED_THRESHOLD, ThresholdRule
 from bertkit.metrics.rows import WeightedScore
-from bertkit.metrics.table import read_facts
+from bertkit.metrics.table import WEIGHT, read_facts, read_numbers
 from bertkit.reports.tables import ScoreLine, show_number
 from bertkit.system.files import take_fingerprint
 from bertkit.system.progress import Report, ignore
@@ -58,7 +61,15 @@ from bertkit.tasks.finetuning import (
     name_baselines,
 )
 from bertkit.tasks.inputs import describe_texts, read_texts
-from bertkit.tasks.kinds import LABEL_KINDS, ONE_NUMBER, SEVERAL_LABELS, SINGLE_LABEL, get_kind, get_trained_kind
+from bertkit.tasks.kinds import (
+    LABEL_KINDS,
+    ONE_NUMBER,
+    SEVERAL_LABELS,
+    SINGLE_LABEL,
+    Gold,
+    get_kind,
+    get_trained_kind,
+)
 from bertkit.tasks.option import CLASSIFY_OPTIONS, TEXT_OPTIONS, list_defaults
 from bertkit.tasks.schema import PROBABILITY, Schema, make_object
 from bertkit.tasks.task import PredictionSettings, check_finite, score_summaries
@@ -66,6 +77,8 @@ from bertkit.tasks.task import PredictionSettings, check_finite, score_summaries
 if TYPE_CHECKING:
     from bertkit.model.config import BertConfig
 
+AGREEMENT = "agreement"  # the score of soft labels where the right ones are unknown
+LEAST_CLASS_SHARE = 1e-3  # of a class in a soft label
 RARE_ROWS = 3  # least rows of a label in train without a warning
 SAMPLE_PAIR = ("The man went to the store.", "He bought a gallon of milk.")  # as in section A.2
 
@@ -78,9 +91,11 @@ class TextExamples:
     text: tuple[str, ...]  # one or two columns of `rows`
     labels: np.ndarray | None  # as `LabelSpace.read` returns them; None without labels
     space: LabelSpace  # the labels, with their columns of `rows`; official files have none there
+    shares: np.ndarray | None = None  # (S, L) those of soft labels; of train alone
+    weights: np.ndarray | None = None  # (S,) the weights of rows in the loss of train, or in the scores of other splits
     group: str = ""  # the column whose equal values keep rows together; empty for the texts
     left_out: Sequence[int] = ()  # the lines of rows that are left out because they have no label
-    rule: ThresholdRule | None = None  # how thresholds are chosen, as `Kind.decode` takes it
+    rule: ThresholdRule | None = None  # how thresholds are chosen
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -93,8 +108,9 @@ class TextExamples:
 
     def take(self, numbers: np.ndarray) -> "TextExamples":
         """Return some of the examples."""
-        labels = None if self.labels is None else self.labels[numbers]
-        return replace(self, rows=self.rows.take(numbers), labels=labels)
+        columns = {name: getattr(self, name) for name in ("labels", "shares", "weights")}
+        taken = {name: None if column is None else column[numbers] for name, column in columns.items()}
+        return replace(self, rows=self.rows.take(numbers), **taken)
 
     def limit(self, most: int) -> "TextExamples":
         """Return the first examples; 0: all."""
@@ -108,14 +124,21 @@ class TextSequences(Items):
     sequences: Sequences | Groups
     space: LabelSpace
     rows: Columns | None = None
-    rule: ThresholdRule | None = None  # how thresholds are chosen, as `Kind.decode` takes it
+    rule: ThresholdRule | None = None  # how thresholds are chosen
+    shares: np.ndarray | None = None  # as in TextExamples
+    weights: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.sequences)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """Return one text, as `sequences` does."""
-        return self.sequences[index]
+        """Return one text, as `sequences` does, with its soft label in the place of `labels`, and its weight."""
+        item = self.sequences[index]
+        if self.shares is not None:
+            item["labels"] = self.shares[index]
+        if self.weights is not None:
+            item["sample_weight"] = np.float32(self.weights[index])
+        return item
 
     @property
     def labels(self) -> np.ndarray | None:
@@ -125,6 +148,8 @@ class TextSequences(Items):
     def fingerprint(self) -> str:
         """Return a fingerprint of the sequences and labels; the names of official labels never change."""
         found = self.sequences.fingerprint()
+        if self.shares is not None or self.weights is not None:
+            found = take_fingerprint(found.encode(), self.shares, self.weights)
         return take_fingerprint(json.dumps(self.space.names).encode(), found.encode()) if self.space.columns else found
 
 
@@ -143,7 +168,7 @@ class TextTask(FineTuningTask):
         ANOTHER_SEED,
         "bertkit predict {run} --input FILE.csv --output predictions.csv",
     )
-    compared: tuple[str, ...] = ("macro_f1", "pearson", "r2")  # class weights may lower other scores
+    compared: tuple[str, ...] = ("macro_f1", "pearson", "r2", AGREEMENT)  # class weights may lower other scores
     space: LabelSpace | None = None  # the labels, if they and the columns are known before the data are read
 
     def __init__(self) -> None:
@@ -169,9 +194,11 @@ class TextTask(FineTuningTask):
             raise UsageError(f"positive is {data['positive']!r} in [data], but there is no threshold; add one")
         if data["threshold"] and data["target_accuracy"]:
             raise UsageError("threshold and target_accuracy are both set in [data]; a model decides by one of them")
-        weights = data["class_weights"]
-        if isinstance(weights, str) and weights != BALANCED:
-            raise UsageError(f'class_weights is {weights!r}; give "balanced" or a table label -> weight')
+        check_class_weights(data["class_weights"])
+        if data["weighted_scores"] and not data["weight"]:
+            raise UsageError("weighted_scores is set in [data], but there is no weight; name its column with --weight")
+        if data["weighted_scores"] and data["target_accuracy"]:
+            raise UsageError("target_accuracy counts rows; leave out weighted_scores, or target_accuracy, in [data]")
 
     def load(
         self, options: Mapping[str, Any], report: Report, config: "BertConfig | None" = None
@@ -198,16 +225,22 @@ class TextTask(FineTuningTask):
         tables |= {split: tables["train"].take(numbers) for split, numbers in taken.items()}
         # The models of all folds have the same labels, whatever each of them is trained on.
         known = train if options["folds"] else tables["train"]
-        space = make_label_space(known, label, options["problem_type"], options["labels"], options["label_sep"])
+        names = options["labels"] or (list(label.values()) if len(label) > 1 else [])
+        space = make_label_space(known, list(label), options["problem_type"], names, options["label_sep"])
+        if options["gold"] and not space.is_soft:
+            raise UsageError(f"gold is {options['gold']!r}, but the labels are not soft; name right ones with --label")
         report(space.describe())
         for remark in space.remarks:
             report(f"{train.source}: {remark}")
-        for split, table in whole.items():
-            check_missing(split, table, space, options, report)
         examples = {}
+        scored = replace(space, columns=(options["gold"],), is_soft=False) if options["gold"] else space
+        for split, table in whole.items():
+            check_missing(split, table, space if split == "train" else scored, options, report)
         for split, table in tables.items():
-            rows, labels, left_out = read_labelled(split, table, space, report)
-            examples[split] = TextExamples(rows, tuple(text), labels, space, options["group"], left_out)
+            asked = space if split == "train" else scored
+            rows, labels, left_out = read_labelled(split, table, asked, report)
+            found = TextExamples(rows, tuple(text), labels, asked, group=options["group"], left_out=left_out)
+            examples[split] = weigh(found, options, is_learned=split == "train")
         rule = make_rule(options, examples["train"])
         examples = {split: replace(found, rule=rule) for split, found in examples.items()}
         if "test" in examples and examples["test"].labels is None:
@@ -236,11 +269,12 @@ class TextTask(FineTuningTask):
         pa.default_memory_pool().release_unused()  # the whole table has been divided, and its memory is free
         options = {name: recipe.data[name] for name in TEXT_OPTIONS}
         found = encode_long(examples, examples.labels, tokenizer, **options)
+        weights = examples.weights
         if split != "train":
-            return TextSequences(found, examples.space, examples.rows, examples.rule)
+            return TextSequences(found, examples.space, examples.rows, examples.rule, weights=weights)
         is_windowed = options["long"] in POOLED
         report_cut(found.sequences if is_windowed else found, is_windowed, report)
-        return TextSequences(found, examples.space)
+        return TextSequences(found, examples.space, shares=examples.shares, weights=weights)
 
     def configure(self, recipe: Any, tokenizer: Any, examples: Any) -> dict[str, Any]:
         """Return label names, kind of problem, columns and class weights; in a dry run what is known without data."""
@@ -254,6 +288,8 @@ class TextTask(FineTuningTask):
         if self.space:
             return settings
         train = examples["train"]
+        if recipe.calibrate and space.is_soft and not recipe.data["gold"]:
+            raise UsageError("calibrate needs right labels, but these are soft; name their column with data.gold")
         if not LABEL_KINDS[space.kind].has_names:
             if recipe.calibrate:
                 raise UsageError("calibrate is for labels, not for numbers; remove it")
@@ -265,18 +301,31 @@ class TextTask(FineTuningTask):
 
     def decode(self, summaries: np.ndarray, data: TextSequences, decided: Decisions | None = None) -> Answers:
         """Return the class, the labels or the number of each text."""
-        return LABEL_KINDS[data.space.kind].decode(summaries, data.space.names, data.labels, decided, data.rule)
+        gold = None
+        if data.labels is not None:
+            gold = Gold(data.labels, data.weights, data.space.is_soft, data.rule)
+        return LABEL_KINDS[data.space.kind].decode(summaries, data.space.names, gold, decided)
 
     def score(self, rows: pa.Table) -> dict[str, WeightedScore | float]:
         """Return the scores of the kind of problem as fractions."""
-        kind = get_kind(rows)
-        found = kind.measure(rows)
-        asked = {f"asked_{name}": value for name, value in read_facts(rows).get("asked", {}).items()}
-        return found | {"score": found[next(iter(kind.scores))]} | asked
+        kind, facts = get_kind(rows), read_facts(rows)
+        found, main = kind.measure(rows), next(iter(kind.scores))
+        if facts.get("soft"):
+            numbers = {name: value for name, value in found.items() if not isinstance(value, WeightedScore)}
+            found, main = {AGREEMENT: found["accuracy"]} | numbers, AGREEMENT
+        if facts.get("weighted"):
+            weights = read_numbers(rows, WEIGHT)
+            found = {
+                name: replace(value, row_weights=weights) if isinstance(value, WeightedScore) else value
+                for name, value in found.items()
+            }
+        asked = {f"asked_{name}": value for name, value in facts.get("asked", {}).items()}
+        return found | {"score": found[main]} | asked
 
     def score_nothing(self, train: TextSequences, dev: TextSequences) -> dict[str, float]:
         """Return the scores of the most frequent training label, of each label's majority, or of the mean."""
-        constant = LABEL_KINDS[dev.space.kind].answer_constantly(train.labels, dev.space.names)
+        _, labels, weights = list_targets(train)
+        constant = LABEL_KINDS[dev.space.kind].answer_constantly(labels, dev.space.names, weights)
         thresholds = {"thresholds": [FIXED_THRESHOLD] * len(dev.space.names)}
         scores = score_summaries(self, np.tile(constant, (len(dev), 1)), dev, thresholds)
         return {row.key: scores[row.key] for row in self.table if row.baselines and row.key in scores}
@@ -363,35 +412,82 @@ def read_scored(
     """Return the labelled rows of a table, or of dev and test, with the labels of a trained model."""
     scored = {split: table for split, table in tables.items() if split != "train"} or {"data": tables["train"]}
     given, kind = options["text"], get_trained_kind(config)
+    asked = [options["gold"]] if options["gold"] else options["label"]
     names, examples = tuple(config.id2label[label] for label in range(config.num_labels)), {}
     for split, table in scored.items():
         columns = table.table.column_names
-        if not set(columns) & set(usual := options["label"] or LABEL_NAMES):
+        usual = asked or LABEL_NAMES
+        if not set(columns) & expand_columns(columns, usual).keys():
             report(f"{table.source} has no column {' or '.join(map(repr, usual))}, skipping")
             continue
         if missing := [name for name in given if name not in columns]:
             listed = ", ".join(map(repr, columns[:MOST_SHOWN]))
             raise UsageError(f"{table.source} has no column {missing[0]!r}, but {listed}; name the texts with --text")
-        text, label = choose_columns(table, given, options["label"], report)
+        text, label = choose_columns(table, given, asked, report)
         if not has_labels(table, label):
             report(f"{table.source} has no labels in {' or '.join(map(repr, label))}, skipping")
             continue
-        if len(label) > 1 and not kind.has_several:
+        is_soft = kind is SINGLE_LABEL and bool(name_shares(table, list(label), ()))
+        if len(label) > 1 and not kind.has_several and not is_soft:
             raise UsageError(
                 f"the model gives a text one label, but {len(label)} columns are named; name one with --label"
             )
-        if len(label) > 1 and {*label} != {*names}:
+        if len(label) > 1 and {*label.values()} != {*names}:
             listed = ", ".join(map(repr, names[:MOST_SHOWN]))
             raise UsageError(f"several label columns have the names of the model's labels, {listed}; rename them")
-        space = LabelSpace(kind.problem_type, names, tuple(label) if len(label) == 1 else names, AS_TRAINED)
+        by_name = {name: column for column, name in label.items()}
+        ordered = tuple(label) if len(label) == 1 else tuple(by_name[name] for name in names)
+        space = LabelSpace(kind.problem_type, names, ordered, AS_TRAINED, is_soft=is_soft)
         if kind.has_several and len(label) == 1:
             space = fit_space(space, table, options["label_sep"])
         group = options["group"] if options["group"] in columns else ""
         table = drop_blank(table, text, report)
         check_missing(split, table, space, options, report)
         rows, labels, _ = read_labelled(split, table, space, report)
-        examples[split] = TextExamples(rows, tuple(text), labels, space, group)
+        found = TextExamples(rows, tuple(text), labels, space, group=group)
+        if options["weight"] and options["weight"] not in columns:
+            report(f"{table.source} has no column {options['weight']!r}, so all its rows count alike")
+        else:
+            found = weigh(found, options, is_learned=False)
+        examples[split] = found
     return examples
+
+
+def weigh(examples: TextExamples, options: Mapping[str, Any], is_learned: bool) -> TextExamples:
+    """Return the examples of a split with the weights and the soft labels that its loss or its scores need."""
+    rows, weight = examples.rows, options["weight"]
+    if examples.labels is None:
+        return examples
+    shares = examples.space.read_shares(rows) if is_learned and examples.space.is_soft else None
+    weights = read_weights(rows, weight) if weight and (is_learned or options["weighted_scores"]) else None
+    return replace(examples, shares=shares, weights=weights)
+
+
+def list_targets(
+    data: TextExamples | TextSequences, rows: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Return what a head is fitted to: each row once, or once for each class with its share of a soft label.
+
+    Rows of weight 0, and classes with a share below LEAST_CLASS_SHARE, are left out.
+
+    Args:
+        rows: (R,) the numbers of some of its rows; None: all.
+
+    Returns:
+        (K,) the places in `rows`, (K, ...) their targets, and (K,) their weights; None without any.
+    """
+    rows = np.arange(len(data.labels)) if rows is None else rows
+    places, targets = np.arange(len(rows)), data.labels[rows]
+    weights = None if data.weights is None else data.weights[rows]
+    if data.shares is not None:
+        shares = data.shares[rows].astype(np.float64)  # (R, L)
+        places, targets = np.nonzero(shares >= LEAST_CLASS_SHARE)
+        shares = shares[places, targets]
+        weights = shares if weights is None else shares * weights[places]
+    if weights is None:
+        return places, targets, None
+    is_counted = weights > 0
+    return places[is_counted], targets[is_counted], weights[is_counted]
 
 
 def make_rule(options: Mapping[str, Any], train: TextExamples) -> ThresholdRule | None:
@@ -400,6 +496,8 @@ def make_rule(options: Mapping[str, Any], train: TextExamples) -> ThresholdRule 
     kind, names = LABEL_KINDS[space.kind], space.names
     if options["target_accuracy"] and (kind.has_several or not kind.has_names):
         raise UsageError("target_accuracy is for classes, but the labels are several or numbers; leave it out")
+    if space.is_soft and not options["gold"] and (options["target_accuracy"] or options["threshold"]):
+        raise UsageError("a threshold is chosen by right labels, but these are soft; name their column with data.gold")
     if not options["threshold"]:
         return None
     rule = ThresholdRule.parse(options["threshold"])
@@ -447,6 +545,7 @@ def list_rows() -> tuple[ScoreLine, ...]:
     names = {"score": "score"}  # the lines of studies name it
     for kind in (SINGLE_LABEL, SEVERAL_LABELS, ONE_NUMBER):  # the lines of the table are in this order
         names |= kind.scores
+    names[AGREEMENT] = "agreement with the soft labels"
     hidden = {"score": "score", "micro_f1": "accuracy"}  # a line that would repeat another one's value is hidden
     rows = {}
     for key, name in names.items():

@@ -25,6 +25,7 @@ from bertkit.tasks.finetuning import BASELINES, BEST_BASELINE, GAIN
 from bertkit.tasks.frozen import choose_head, encode_items, keep_array, load_encoder, solve
 from bertkit.tasks.ner import fill_summaries, get_words
 from bertkit.tasks.task import Task
+from bertkit.tasks.text import list_targets
 from bertkit.training.predictions import GROUP
 from bertkit.training.prepare import FITTED_ROWS, Prepared, choose_rows
 from bertkit.training.recipe import Recipe
@@ -61,18 +62,23 @@ def fit_texts(task: Task, recipe: Recipe, prepared: Prepared, dev: str) -> Basel
     others = list(task.tabulate_examples(prepared.examples[dev]).walk_texts())
     rows = choose_rows(prepared.checked.keys["train"], FITTED_ROWS)
     chooses = choose_rows(prepared.checked.keys["train"][rows], CHOOSING_ROWS)
-    targets, groups = prepared.data["train"].labels[rows], prepared.groups[rows]
-    labels = len(prepared.settings["id2label"])
+    train, groups, labels = prepared.data["train"], prepared.groups[rows], len(prepared.settings["id2label"])
+    weights = None if train.weights is None else train.weights[rows]
 
     def compute() -> np.ndarray:
+        places, targets, row_weights = list_targets(train, rows[chooses])
         texts = [prepared.texts[number] for number in chooses.tolist()]
-        candidates = {unit: rotate(vectorize_texts(texts, texts[:1], unit)[0]) for unit in TERM_LISTS}
-        unit, strength = choose_head(candidates, targets[chooses], labels, groups[chooses])
-        train, dev = vectorize_texts(prepared.texts, others, unit)
-        return answer(train, dev, targets, strength, labels)
+        known = None if weights is None else weights[chooses]
+        candidates = {unit: rotate(vectorize_texts(texts, texts[:1], unit, known)[0])[places] for unit in TERM_LISTS}
+        asked = groups[chooses][places]
+        unit, strength = choose_head(candidates, targets, labels, asked, row_weights=row_weights)
+        places, targets, row_weights = list_targets(train, rows)
+        found, dev = vectorize_texts(prepared.texts, others, unit, weights)
+        return answer(found[places], dev, targets, strength, labels, row_weights)
 
-    logits = keep_answers("tfidf", [prepared.texts, others, targets.tolist(), groups.tolist(), labels], compute)
-    return Baseline(logits, np.arange(len(others)), len(targets))
+    fitted = [None if column is None else column[rows].tolist() for column in (train.labels, train.shares, weights)]
+    logits = keep_answers("tfidf", [prepared.texts, others, *fitted, groups.tolist(), labels], compute)
+    return Baseline(logits, np.arange(len(others)), len(rows))
 
 
 def fit_frozen(task: Task, recipe: Recipe, prepared: Prepared, dev: str) -> Baseline:
@@ -81,10 +87,11 @@ def fit_frozen(task: Task, recipe: Recipe, prepared: Prepared, dev: str) -> Base
     rows, numbers = (choose_rows(prepared.checked.keys[split], FROZEN_ROWS) for split in ("train", dev))
     items = [part[number] for part, found in ((train, rows), (data, numbers)) for number in found.tolist()]
     vectors = encode_items(load_encoder(recipe.checkpoint, "last", len(prepared.tokenizer)), items)  # (S, H)
-    given, asked, targets = vectors[: len(rows)], vectors[len(rows) :], train.labels[rows]
+    places, targets, row_weights = list_targets(train, rows)
+    given, asked, groups = vectors[: len(rows)][places], vectors[len(rows) :], prepared.groups[rows][places]
     labels = len(prepared.settings["id2label"])
-    _, strength = choose_head({"mean": given}, targets, labels, prepared.groups[rows])
-    logits = answer(given, asked, targets, strength, labels)
+    _, strength = choose_head({"mean": given}, targets, labels, groups, row_weights=row_weights)
+    logits = answer(given, asked, targets, strength, labels, row_weights)
     summaries = np.zeros((len(data), logits.shape[1]))
     summaries[numbers] = logits
     return Baseline(summaries, numbers, len(rows))
@@ -116,9 +123,16 @@ FITTERS: Mapping[str, Callable[[Task, Recipe, Prepared, str], Baseline]] = {
 }
 
 
-def answer(train: Any, others: Any, targets: np.ndarray, strength: float, labels: int) -> np.ndarray:
+def answer(
+    train: Any,
+    others: Any,
+    targets: np.ndarray,
+    strength: float,
+    labels: int,
+    row_weights: np.ndarray | None = None,
+) -> np.ndarray:
     """Return the logits (S, L) of other vectors (S, H), from a head that is fitted to those of train."""
-    weight, bias = solve(train, targets, strength, labels)
+    weight, bias = solve(train, targets, strength, labels, row_weights=row_weights)
     return others @ weight.T + bias
 
 

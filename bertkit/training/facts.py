@@ -31,10 +31,18 @@ from bertkit.model.checkpoint import load_config
 from bertkit.model.precision import choose_device
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.finetuning import ENOUGH_UPDATES
-from bertkit.tasks.frozen import STRENGTHS, choose_head, encode_labelled, encode_sentences, measure_explained, solve
+from bertkit.tasks.frozen import (
+    STRENGTHS,
+    choose_head,
+    encode_labelled,
+    encode_sentences,
+    measure_explained,
+    solve,
+)
 from bertkit.tasks.ner import get_words
 from bertkit.tasks.prediction import check_types
 from bertkit.tasks.task import Task
+from bertkit.tasks.text import list_targets
 from bertkit.training.network import load_head
 from bertkit.training.parts import bound_tokens
 from bertkit.training.prepare import Prepared, choose_rows
@@ -153,11 +161,12 @@ def solve_words(
     sentences = np.repeat(np.arange(len(prepared.groups)), [len(sentence.words) for sentence in windows.text.sentences])
     firsts = np.concatenate([[0], windows.word_ends[:-1]])[numbers]  # the first word of each window
     labels, strength, groups = model.config.num_labels, recipe.strength, prepared.groups[sentences[firsts]][rows]
+    weights = prepared.settings.get("class_weights")
     if not strength:
-        _, strength = choose_head({"": vectors}, targets, labels, groups)
-    share = measure_explained(vectors, targets, labels, groups, None, strength) if is_open(recipe) else np.nan
+        _, strength = choose_head({"": vectors}, targets, labels, groups, weights)
+    share = measure_explained(vectors, targets, labels, groups, weights, strength) if is_open(recipe) else np.nan
     report(f"the head is solved on vectors of {len(targets):,} words: C = {strength:g}")
-    return "", strength, *solve(vectors, targets, strength, labels), share
+    return "", strength, *solve(vectors, targets, strength, labels, weights), share
 
 
 def solve_first(
@@ -176,15 +185,17 @@ def solve_first(
     vectors = encode_sentences(encoder, train.__getitems__(rows.tolist()), report)  # pooling -> (S, H)
     if pooling != "auto":
         vectors = {pooling: vectors[pooling]}
-    targets, weights = train.labels[rows], prepared.settings.get("class_weights")
+    weights = prepared.settings.get("class_weights")
+    places, targets, row_weights = list_targets(train, rows)
+    vectors, groups = {name: found[places] for name, found in vectors.items()}, prepared.groups[rows][places]
     if (scale := model.config.target_scale) is not None:
         targets = (targets - scale[0]) / scale[1]
     labels, strength = model.config.num_labels, recipe.strength
     strengths = (strength,) if strength else STRENGTHS
     if len(vectors) * len(strengths) > 1:
-        pooling, strength = choose_head(vectors, targets, labels, prepared.groups[rows], weights, strengths)
+        pooling, strength = choose_head(vectors, targets, labels, groups, weights, strengths, row_weights)
     share = np.nan
     if is_open(recipe):
-        share = measure_explained(vectors[pooling], targets, labels, prepared.groups[rows], weights, strength)
+        share = measure_explained(vectors[pooling], targets, labels, groups, weights, strength, row_weights)
     report(f"the head is solved on vectors of {len(rows):,} texts: pooling {pooling}, C = {strength:g}")
-    return pooling, strength, *solve(vectors[pooling], targets, strength, labels, weights), share
+    return pooling, strength, *solve(vectors[pooling], targets, strength, labels, weights, row_weights), share

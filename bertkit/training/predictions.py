@@ -16,13 +16,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from bertkit.data.cells import encode_cells, read_lists
 from bertkit.data.formats.rows import Columns, read_columns
 from bertkit.data.formats.writer import name_apart, write_rows
-from bertkit.data.labels import (
-    encode_cells,
-    guess_kind,
-    read_lists,
-)
+from bertkit.data.labels import guess_kind
 from bertkit.data.tokenizer import get_cached_tokenizer
 from bertkit.errors import UsageError, as_usage_error, make_printable
 from bertkit.metrics.ner import find_entities, sum_types

@@ -104,6 +104,7 @@ class BertTrainer(Trainer):
         self.sums: dict[str, Tensor] = {}  # this process's sums of the loss and its parts since the last log
         self.logged_at = 0  # the update of the last log
         self.resumed_at = 0  # the update after which this process began
+        self.is_weightless = False  # whether the rows of the update have weights, and all are 0
         if self.is_fsdp_enabled:
             drop_second_names(self.model)
 
@@ -120,7 +121,9 @@ class BertTrainer(Trainer):
         for sample in samples:
             for name, count in head.count_labels(**sample).items():
                 counts[name] = counts.get(name, 0) + count
-        return samples, {name: self.accelerator.reduce(count.to(device), "sum") for name, count in counts.items()}
+        counts = {name: self.accelerator.reduce(count.to(device), "sum") for name, count in counts.items()}
+        self.is_weightless = "sample_weight" in samples[0] and not any(counts.values())
+        return samples, counts
 
     def training_step(self, model, inputs, num_items_in_batch=None) -> Tensor:
         """Return the loss of a batch, computed part by part; processes exchange gradients after the last one."""
@@ -128,7 +131,10 @@ class BertTrainer(Trainer):
         compute = partial(super().training_step, model, num_items_in_batch=num_items_in_batch)
         with self.accelerator.no_sync(model):
             losses = list(map(compute, first))
-        return torch.stack([*losses, compute(last)]).sum()
+        loss = torch.stack([*losses, compute(last)]).sum()
+        if self.is_weightless:  # an optimizer skips weights without a gradient: no decay, no momentum
+            self.optimizer.zero_grad(set_to_none=True)
+        return loss
 
     def take_parts(self, batch: dict[str, Any]) -> list[dict[str, Tensor]]:
         """Return the parts of a batch; with FSDP as many in each process, because a forward pass gathers weights."""

@@ -1,6 +1,5 @@
 """Labels of a person's own table: the kind of problem, the names in order, and the numbers of the cells."""
 
-import json
 from collections import Counter
 from dataclasses import replace
 
@@ -10,21 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertkit.data.formats.line import make_text
+from bertkit.data.cells import normalise
 from bertkit.data.formats.rows import Columns
-from bertkit.data.labels import REGRESSION, SEVERAL, SINGLE, UNKNOWN_LABEL, make_label_space, normalise
+from bertkit.data.labels import REGRESSION, SEVERAL, SINGLE, UNKNOWN_LABEL, make_label_space
 from bertkit.errors import UsageError
-
-
-def make_columns(**columns):
-    """Return a table "t.csv"; a column of lists is one whose cells are lists."""
-    lists = frozenset(name for name, cells in columns.items() if isinstance(cells[0], list))
-    cells = {
-        name: [json.dumps(list(map(make_text, cell))) for cell in found] if name in lists else list(found)
-        for name, found in columns.items()
-    }
-    table = pa.table({name: pa.array(found, pa.large_string()) for name, found in cells.items()})
-    return Columns("t.csv", table, lists, range(2, len(table) + 2))
+from tests.world import make_columns
 
 
 def find(cells, problem_type="auto"):
@@ -165,16 +154,15 @@ def test_labels_that_look_odd_are_told(cells, problem_type, remarks):
         ([f"text {n}" for n in range(40)], "auto"),
         ([f"{n}.5" for n in range(40)] + ["N/A"], "auto"),
         (["1", "inf"], REGRESSION),
-        ([[0.25, 0.75], [1, 0], []], "auto"),
         (["[0.9, 0.7, 0.1]", "[0, 0.2, 1]"], SEVERAL),
         ([[80, 20], [35.5, 64.5]], "auto"),
         (["good", '{"choices": ["good", "dear"]}'], "auto"),
-        (["{'good': 0.8, 'bad': 0.2}", "{'good': 0.1, 'bad': 0.9}"], "auto"),
+        (["{'good': 0.8, 'bad': 'low'}", "{'good': 0.1, 'bad': 0.9}"], "auto"),
         (['[{"rating": 4}]', '[{"rating": 2}]'], SINGLE),
     ],
     ids=[
         *("numbers of numpy", "texts of numpy", "two labels", "one", "none", "texts", "N/A", "inf"),
-        *("shares", "probabilities", "percent", "choices", "shares by name", "ratings"),
+        *("probabilities", "percent", "choices", "shares and words", "ratings"),
     ],
 )
 def test_a_column_that_holds_no_labels_is_one_line(cells, problem_type, refused):

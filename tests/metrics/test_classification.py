@@ -13,7 +13,7 @@ from sklearn import metrics
 from bertkit.metrics.classification import score_classes, score_labels, tune_thresholds
 from bertkit.metrics.rows import measure_numbers, take_values
 from bertkit.metrics.table import make_rows
-from bertkit.tasks.kinds import SEVERAL_LABELS, SINGLE_LABEL, get_kind
+from bertkit.tasks.kinds import SEVERAL_LABELS, SINGLE_LABEL, Gold, get_kind
 
 pytestmark = pytest.mark.filterwarnings("error")
 NAMES = ["good", "so so", "{}% “bad”\n"]
@@ -25,7 +25,7 @@ def score(
 ) -> dict[str, float]:
     """Return the scores of a prediction table without the errors of probabilities."""
     kind = SINGLE_LABEL if labels.ndim == 1 else SEVERAL_LABELS
-    found = take_values(kind.measure(kind.decode(logits, names, labels, {"thresholds": thresholds}).rows))
+    found = take_values(kind.measure(kind.decode(logits, names, Gold(labels), {"thresholds": thresholds}).rows))
     return {name: value for name, value in found.items() if name not in ("ece", "brier")}
 
 

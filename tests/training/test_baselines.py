@@ -104,7 +104,9 @@ def test_endings_of_words_are_found_by_characters(root, cache, tmp_path, monkeyp
     (root / "endings.csv").write_text("\n".join([*lines, ""]), encoding="utf-8")
     chosen = []
     choose = baselines.choose_head
-    monkeypatch.setattr(baselines, "choose_head", lambda *given: chosen.append(choose(*given)) or chosen[-1])
+    monkeypatch.setattr(
+        baselines, "choose_head", lambda *given, **named: chosen.append(choose(*given, **named)) or chosen[-1]
+    )
     metrics = run(Recipe.make(TASKS["classify"], make_recipe(root, "endings")), output=tmp_path / "run")
     assert chosen[0] == ("characters", 100.0)
     assert metrics["tfidf_score"] > 0.95
