@@ -221,7 +221,7 @@ def vocab(
         {
             "--trim and --extend are two steps; give one of them, then the other with its output": trim and extend,
             "--words is for --extend; leave it out": words and not extend,
-            "--size and --cased are for a vocabulary of its own, not that of a checkpoint; leave them out": base
+            "--size and --cased are for a new vocabulary, not for that of a checkpoint; leave them out": base
             and (size or cased),
         }
     )

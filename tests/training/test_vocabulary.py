@@ -57,7 +57,7 @@ def write_model(folder, head, **values):
     torch.manual_seed(0)
     model = getattr(bertkit, head)(BertConfig(**SIZES | {"max_position_embeddings": 64} | values))
     for parameter in model.parameters():  # biases too
-        torch.nn.init.normal_(parameter, std=0.3)
+        torch.nn.init.normal_(parameter, std=0.1)
     model.save_pretrained(folder)
     save_tokenizer(make_tokenizer(tokens, cased=True, max_length=64), folder)
     return folder
@@ -108,7 +108,7 @@ def test_texts_whose_pieces_are_kept_have_the_same_pieces_and_outputs(tmp_path, 
         for index in kept:
             has_tokens = "LM" in head or "PreTraining" in head
             wanted = expected[index][..., places] if has_tokens else expected[index]
-            assert (found[index] - wanted).abs().max() < 1e-6 * max(1, wanted.abs().max())
+            assert (found[index] - wanted).abs().max() < 1e-6
     assert lines[-1].startswith(f"{len(old):,} tokens before, {len(new):,} after; ")
 
 
@@ -136,7 +136,7 @@ def test_other_words_break_into_pieces_and_are_not_unknown(trimmed, text):
 def test_special_tokens_and_single_characters_are_kept(trimmed):
     old, new = (tokenizer.get_vocab().keys() for tokenizer in trimmed)
     single = {token for token in old if len(token.removeprefix("##")) == 1}
-    assert {"山", "Ж".lower(), "##ж", "0", "##7"} <= single
+    assert {"山", "ж", "##ж", "7", "##7"} <= single
     assert new >= single | set(SPECIAL_TOKENS)
     assert not {"[unused0]", "Каждое"} & new
     assert "station" in new
@@ -260,19 +260,16 @@ def drop_unknown(folder):
     (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in tokens), encoding="utf-8")
 
 
-def test_what_has_no_such_vocabulary_is_refused(tmp_path, refused, monkeypatch):
+def test_what_has_no_such_vocabulary_is_refused(tmp_path, refused):
     folder = write_model(tmp_path / "bert", "BertModel")
     with refused():
         change_vocabulary(str(folder), ["\u200b", ""], tmp_path / "made")
-    tensors = load_file(folder / "model.safetensors")
-    assert not (tmp_path / "made").exists()
     short = write_model(tmp_path / "short", "BertModel", vocab_size=20)
     with refused():
         change_vocabulary(str(short), ENGLISH, tmp_path / "made")
     (short / "model.safetensors").rename(short / "model-00001-of-00001.safetensors")
     with refused():
         change_vocabulary(str(short), ENGLISH, tmp_path / "made")
-    assert tensors
     drop_unknown(folder)
     with refused():
         change_vocabulary(str(folder), ENGLISH, tmp_path / "made")
