@@ -206,13 +206,13 @@ def vocab(
 
     --trim keeps the tokens that the text needs, special and added ones and single characters, with their rows of the
     embeddings and of the masked-LM head. --extend adds the words of the text that are divided into most pieces in
-    total, with the mean of the rows of their pieces. What changes for one line in ten, which is held out, is printed.
+    total, with the mean of the rows of their pieces. The change is measured on one line in ten, held out.
 
     $ bertkit vocab corpus.txt --size 30522 --output my-vocab
 
-    $ bertkit vocab german.txt --trim google-bert/bert-base-multilingual-cased --output german-bert
+    $ bertkit vocab texts.txt --trim bert-base-multilingual-cased --output small
 
-    $ bertkit vocab reports.txt --extend google-bert/bert-base-uncased --words 500 --output reports-bert
+    $ bertkit vocab texts.txt --extend bert-base-uncased --words 500 --output more
     """
     base = trim or extend
     if base:

@@ -10,6 +10,7 @@ import shutil
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -52,8 +53,8 @@ def change_vocabulary(
     load_config(checkpoint)
     check_weights(checkpoint)
     tokenizer = load_tokenizer(checkpoint, report=report)
-    model = get_backend(tokenizer, "another vocabulary").model
-    if (kind := type(model).__name__) != "WordPiece":
+    kind = type(get_backend(tokenizer, "another vocabulary").model).__name__
+    if kind != "WordPiece":
         raise UsageError(f"the tokenizer of {checkpoint} is {kind}, not WordPiece; name another checkpoint")
     separator = get_cached_tokenizer(tokenizer).separator
     counts, held_out = Counter[str](), []
@@ -66,11 +67,10 @@ def change_vocabulary(
     every = counts + Counter(chain.from_iterable(held_out))
     if not any(divide(tokenizer, part) for part in every):
         raise UsageError("the text has no words; give a text that has some")
-    if counts and held_out:
-        chosen = extend(tokenizer, counts, words) if words else trim(tokenizer, counts)
-        report(compare(tokenizer, renumber(tokenizer, chosen), held_out, is_extended=words > 0))
-    origins = extend(tokenizer, every, words) if words else trim(tokenizer, every)
-    report(write_changed(checkpoint, tokenizer, origins, output))
+    choose = partial(extend, number=words) if words else trim
+    if held_out:
+        report(compare(tokenizer, renumber(tokenizer, choose(tokenizer, counts)), held_out))
+    report(write_changed(checkpoint, tokenizer, choose(tokenizer, every), output))
 
 
 def divide(tokenizer: Any, text: str) -> list[str]:
@@ -120,7 +120,9 @@ def renumber(tokenizer: Any, tokens: Iterable[str]) -> Any:
         ids = {token: index for index, token in enumerate([*content["model"]["vocab"], *last])}
         for token in added:
             token["id"] = ids[token["content"]]
-        renumber_template(content["post_processor"] or {}, ids)
+        template = content["post_processor"] or {}
+        for token in template.get("special_tokens", {}).values():
+            token["ids"] = [ids[name] for name in token["tokens"]]
         if content["padding"]:
             content["padding"]["pad_id"] = ids[content["padding"]["pad_token"]]
         settings.pop("added_tokens_decoder", None)  # tokenizer.json has the same
@@ -129,31 +131,20 @@ def renumber(tokenizer: Any, tokens: Iterable[str]) -> Any:
         return load_tokenizer(folder)
 
 
-def renumber_template(processor: dict[str, Any], ids: Mapping[str, int]) -> None:
-    """Change the ids of special tokens in a post-processor of tokenizer.json, of any type."""
-    for token in processor.get("special_tokens", {}).values():
-        token["ids"] = [ids[name] for name in token["tokens"]]
-    for name in ("cls", "sep"):
-        if name in processor:
-            processor[name] = [processor[name][0], ids[processor[name][0]]]
-    for part in processor.get("processors", ()):
-        renumber_template(part, ids)
-
-
-def compare(before: Any, after: Any, lines: Sequence[Sequence[str]], is_extended: bool) -> str:
-    """Return what another vocabulary changes for lines of parts, in a sentence."""
+def compare(before: Any, after: Any, lines: Sequence[Sequence[str]]) -> str:
+    """Return how another tokenizer changes the pieces of lines, which are lists of their parts."""
     counts = Counter(chain.from_iterable(lines))
-    pieces = []
+    words = sum(count * len(divide(before, part)) for part, count in counts.items())
+    pieces, rates = [], []
     for tokenizer in (before, after):
-        backend = get_cached_tokenizer(tokenizer).backend
         found = get_cached_tokenizer(tokenizer).tokenize(list(counts))
-        tokens = ([backend.id_to_token(index) for index in ids] for ids in found)
-        pieces.append(dict(zip(counts, tokens, strict=True)))
-    words = max(sum(count * len(divide(before, part)) for part, count in counts.items()), 1)
-    old, new = (sum(count * len(each[part]) for part, count in counts.items()) / words for each in pieces)
+        pieces.append({part: tokenizer.convert_ids_to_tokens(ids) for part, ids in zip(counts, found, strict=True)})
+        rates.append(sum(count * len(pieces[-1][part]) for part, count in counts.items()) / max(words, 1))
     kept = sum(all(pieces[0][part] == pieces[1][part] for part in line) for line in lines)
-    share = "" if is_extended else f"{kept / len(lines):.1%} keep all pieces, "
-    return f"{len(lines):,} held-out lines: {share}{old:.3f} pieces a word before, {new:.3f} after"
+    return (
+        f"{len(lines):,} held-out lines: {kept / len(lines):.1%} keep all pieces; "
+        f"pieces a word: {rates[0]:.3f} before, {rates[1]:.3f} after"
+    )
 
 
 def write_changed(checkpoint: str, tokenizer: Any, origins: Origins, output: Path) -> str:
@@ -202,7 +193,7 @@ def translate_ids(settings: Mapping[str, Any], numbers: Mapping[int, int]) -> di
     """Return the settings that are ids of tokens, or lists of them, with their new numbers."""
     found = {}
     for name, value in settings.items():
-        if name.endswith("_token_id"):
+        if name.endswith("token_id"):
             ids = value if isinstance(value, list) else [value]
             new = [numbers[index] for index in ids if index in numbers]
             found[name] = new if isinstance(value, list) else next(iter(new), None)
