@@ -70,6 +70,8 @@ def change_vocabulary(
     choose = partial(extend, number=words) if words else trim
     if held_out:
         report(compare(tokenizer, renumber(tokenizer, choose(tokenizer, counts)), held_out))
+    else:
+        report("no line is held out, because the text has few different ones")
     report(write_changed(checkpoint, tokenizer, choose(tokenizer, every), output))
 
 
