@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from bertkit.analysis.compare import drop_seed, is_run
 from bertkit.analysis.doctor import list_tables
@@ -30,10 +31,13 @@ from bertkit.metrics.intervals import estimate_share_interval
 from bertkit.metrics.ner import score_types
 from bertkit.metrics.rows import take_values
 from bertkit.metrics.table import (
+    BASELINE,
+    BASELINE_PROBABILITY,
     LABEL,
     PREDICTION,
     encode_names,
     read_facts,
+    read_numbers,
     read_probabilities,
 )
 from bertkit.reports.html import draw_all, render
@@ -76,6 +80,7 @@ from bertkit.training.study_results import STUDY_RESULT, StudyResults
 POINTS = 600  # per curve at most, about as many as a screen shows
 MOST_EXPLAINED = 10  # inputs whose explanations are shown
 MISTAKES_LISTED = 10
+LEAST_ANSWERED, MOST_POINTS = 20, 200  # texts in the first point of a curve, and its points
 MOST_CONFUSED = 20  # labels of a confusion matrix
 
 
@@ -328,7 +333,40 @@ def draw_figures(rows: pa.Table, split: str) -> list[Plot | Table]:
     answers, labels = (kind.encode(rows.column(name).to_pylist(), names) for name in (PREDICTION, LABEL))
     if kind.has_several:
         return [plot_reliability(probabilities, labels, split)]
-    return [tabulate_confusion(answers, labels, names, split), plot_reliability(probabilities, labels, split)]
+    found = [tabulate_confusion(answers, labels, names, split), plot_reliability(probabilities, labels, split)]
+    return [*found, plot_selective(rows, answers == labels, probabilities.max(axis=1), split)]
+
+
+def plot_selective(rows: pa.Table, right: np.ndarray, probabilities: np.ndarray, split: str) -> Plot:
+    """Return the accuracy of the texts with the highest probabilities, over their share of all texts.
+
+    Args:
+        rows: A prediction table, perhaps with the answers of a baseline.
+        right: (S,) whether each answer is right.
+        probabilities: (S,) those of the answers.
+    """
+    series = [Series("this model", trace_accuracy(right, probabilities), "C0-")]
+    if BASELINE in rows.column_names:
+        read = rows.filter(pc.is_valid(rows.column(BASELINE)))
+        is_right = pc.equal(read.column(BASELINE), read.column(LABEL)).to_numpy()
+        points = trace_accuracy(is_right, read_numbers(read, BASELINE_PROBABILITY))
+        series.append(Series("best baseline", points, "C1--"))
+    title, half = f"Accuracy of the surest answers, {split}", series[0].points[len(series[0].points) // 2]
+    words = f"{title}: {half[1]:.1f} % of the surest {half[0]:.0f} %, {100 * right.mean():.1f} % of all"
+    return Plot(title, "share answered (%)", series, ylabel="accuracy (%)", words=words)
+
+
+def trace_accuracy(right: np.ndarray, probabilities: np.ndarray) -> list[tuple[float, float]]:
+    """Return points of the share answered and the accuracy, both in percent, where LEAST_ANSWERED texts are answered.
+
+    Texts of equal probability are answered together.
+    """
+    order = np.argsort(-probabilities, kind="stable")
+    counts, means = np.arange(1, len(order) + 1), right[order].cumsum() / np.arange(1, len(order) + 1)
+    is_last = np.append(np.diff(probabilities[order]) != 0, True)
+    shown = np.flatnonzero(is_last & (counts >= min(LEAST_ANSWERED, len(order))))
+    shown = shown[np.unique(np.linspace(0, len(shown) - 1, MOST_POINTS).round().astype(int))]
+    return list(zip((100 * counts[shown] / len(order)).tolist(), (100 * means[shown]).tolist(), strict=True))
 
 
 def tabulate_confusion(answers: np.ndarray, labels: np.ndarray, names: Sequence[str], split: str) -> Table:

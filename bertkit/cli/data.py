@@ -28,7 +28,7 @@ from bertkit.cli.options import (
     corpora,
     split_names,
 )
-from bertkit.errors import UsageError, explain_disk_error
+from bertkit.errors import UsageError, explain_disk_error, raise_first
 from bertkit.system.hub import check_checkpoint, check_path
 
 
@@ -189,23 +189,59 @@ def fine_tune_folds(
 def vocab(
     sources: Sources,
     output: Annotated[Path, PathOption(help="Directory for vocab.txt and tokenizer.json.", metavar="DIR")],
-    size: Annotated[int, typer.Option(help="Number of tokens in the vocabulary.", min=1)] = 30522,
+    size: Annotated[
+        int | None, typer.Option(help="Number of tokens in a trained vocabulary (default: 30522).", min=1)
+    ] = None,
     cased: Cased = False,
+    trim: Annotated[
+        str | None,
+        SourceOption(help="Write this checkpoint with only the tokens that the text needs.", metavar="NAME|RUN"),
+    ] = None,
+    extend: Annotated[
+        str | None, SourceOption(help="Write this checkpoint with more words of the text.", metavar="NAME|RUN")
+    ] = None,
+    words: Annotated[int | None, typer.Option(help="Words that --extend adds (default: 500).", min=1)] = None,
 ) -> None:
-    """Train a WordPiece vocabulary.
+    """Train a WordPiece vocabulary, or fit that of a checkpoint to a text.
+
+    --trim keeps the tokens that the text needs, special and added ones and single characters, with their rows of the
+    embeddings and of the masked-LM head. --extend adds the words of the text that are divided into most pieces in
+    total, with the mean of the rows of their pieces. The change is measured on one line in ten, held out.
 
     $ bertkit vocab corpus.txt --size 30522 --output my-vocab
+
+    $ bertkit vocab texts.txt --trim bert-base-multilingual-cased --output small
+
+    $ bertkit vocab texts.txt --extend bert-base-uncased --words 500 --output more
     """
+    base = trim or extend
+    if base:
+        check_checkpoint(base)
+    raise_first(
+        {
+            "--trim and --extend are two steps; give one of them, then the other with its output": trim and extend,
+            "--words is for --extend; leave it out": words and not extend,
+            "--size and --cased are for a new vocabulary, not for that of a checkpoint; leave them out": base
+            and (size or cased),
+        }
+    )
     from bertkit.data.pretraining.sources import read_documents
     from bertkit.data.tokenizer import TOKENIZER_FILES, save_tokenizer, train_tokenizer
 
-    for name in TOKENIZER_FILES:
+    for name in [*TOKENIZER_FILES, "config.json"] if base else TOKENIZER_FILES:
         if (output / name).exists():
-            raise UsageError(f"{output} holds a tokenizer already ({name}); name another directory with --output")
+            kind = "model" if name == "config.json" else "tokenizer"
+            raise UsageError(f"{output} holds a {kind} already ({name}); name another directory with --output")
     with Screen() as screen, explain_disk_error(output):
         documents = read_documents(sources, split_sentences=False, report=screen.say)
         lines = (line for document in documents for line in document)
-        tokenizer = train_tokenizer(lines, size=size, cased=cased, report=screen.say)
+        if base:
+            from bertkit.training.vocabulary import change_vocabulary
+
+            change_vocabulary(base, lines, output, (words or 500) if extend else 0, screen.say)
+            screen.say(f"the checkpoint is in {output}")
+            return
+        tokenizer = train_tokenizer(lines, size=size or 30522, cased=cased, report=screen.say)
         save_tokenizer(tokenizer, output)
         screen.say(f"{len(tokenizer):,} tokens in {output / 'vocab.txt'}")
 

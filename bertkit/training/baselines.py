@@ -14,19 +14,22 @@ import numpy as np
 import pyarrow as pa
 
 from bertkit import __version__
+from bertkit.data.splits import name_split
 from bertkit.data.tagging import ABSENT
 from bertkit.metrics.baseline import TERM_LISTS, rotate, vectorize_texts, vectorize_words
 from bertkit.metrics.classification import FIXED_THRESHOLD
 from bertkit.metrics.intervals import compare_methods
 from bertkit.metrics.rows import take_values
+from bertkit.metrics.table import BASELINE, BASELINE_PROBABILITY, PREDICTION, list_names, read_probabilities
 from bertkit.reports.tables import name_limits
 from bertkit.system.progress import Report
 from bertkit.tasks.finetuning import BASELINES, BEST_BASELINE, GAIN
 from bertkit.tasks.frozen import choose_head, encode_items, keep_array, load_encoder, solve
+from bertkit.tasks.kinds import SINGLE_LABEL, get_kind
 from bertkit.tasks.ner import fill_summaries, get_words
 from bertkit.tasks.task import Task
 from bertkit.tasks.text import list_targets
-from bertkit.training.predictions import GROUP
+from bertkit.training.predictions import GROUP, TABLE_SUFFIX, pack_table
 from bertkit.training.prepare import FITTED_ROWS, Prepared, choose_rows
 from bertkit.training.recipe import Recipe
 
@@ -121,6 +124,22 @@ FITTERS: Mapping[str, Callable[[Task, Recipe, Prepared, str], Baseline]] = {
     "frozen": fit_frozen,
     "words": fit_words,
 }
+
+
+def show_baseline(task: Task, baseline: Baseline | None, data: Any, rows: pa.Table | None) -> dict[str, bytes]:
+    """Return the file of the prediction table of dev with the classes of a baseline and their probabilities.
+
+    Both are missing in rows that the baseline has not read. Without a baseline of one class a row, there is no file.
+    """
+    if baseline is None or rows is None or not task.is_classifier or get_kind(rows) is not SINGLE_LABEL:
+        return {}
+    answers = task.decode(baseline.summaries, data, {}).rows
+    probabilities = read_probabilities(answers, list_names(answers)).max(axis=1)
+    is_read = np.isin(np.arange(len(rows)), baseline.numbers)
+    predicted = pa.array(answers.column(PREDICTION).to_numpy(), pa.string(), mask=~is_read)
+    rows = rows.append_column(BASELINE, predicted)
+    rows = rows.append_column(BASELINE_PROBABILITY, pa.array(probabilities, mask=~is_read))
+    return {f"{name_split(next(iter(task.splits)))}{TABLE_SUFFIX}": pack_table(rows)}
 
 
 def answer(

@@ -24,6 +24,8 @@ from bertkit.data.tokenizer import get_cached_tokenizer
 from bertkit.errors import UsageError, as_usage_error, make_printable
 from bertkit.metrics.ner import find_entities, sum_types
 from bertkit.metrics.table import (
+    BASELINE,
+    BASELINE_PROBABILITY,
     KIND_COLUMNS,
     LABEL,
     PREDICTION,
@@ -68,7 +70,7 @@ def join_rows(rows: pa.Table, examples: ExampleRows | None, tokenizer: Any, **fa
         columns[RECORD_NUMBER] = pa.array(examples.source.records, pa.int64())
     columns[GROUP] = pa.array([hash_texts([str(group)]) for group in examples.groups], pa.uint64())
     columns[TOKEN_COUNT], columns[UNKNOWN_COUNT] = count_tokens(examples, tokenizer)
-    taken = {*columns, *rows.column_names, *KIND_COLUMNS}
+    taken = {*columns, *rows.column_names, *KIND_COLUMNS, BASELINE, BASELINE_PROBABILITY}
     inputs = dict(examples.texts)
     if examples.source is not None:
         others = [name for name in examples.source.table.column_names if name != LABEL or name not in examples.used]

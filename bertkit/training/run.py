@@ -39,10 +39,10 @@ from bertkit.reports.tables import OWN_DATA, name_limits
 from bertkit.system.files import atomic_write, hold_directory
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
-from bertkit.tasks.finetuning import IS_LEARNED, KEPT, LOSS_FALLS, SEARCHED, SOLVED
+from bertkit.tasks.finetuning import BEST_BASELINE, IS_LEARNED, KEPT, LOSS_FALLS, SEARCHED, SOLVED
 from bertkit.tasks.task import CHOSEN_ON_DEV, TUNE, Task, score_summaries
 from bertkit.training.arguments import make_arguments
-from bertkit.training.baselines import Baseline, fit_baselines, score_baselines
+from bertkit.training.baselines import Baseline, fit_baselines, score_baselines, show_baseline
 from bertkit.training.callbacks import PredictionProgress, Progress, StopAfter, StopOnSignal
 from bertkit.training.facts import MOST_SOLVED, settle
 from bertkit.training.network import make_model
@@ -279,6 +279,7 @@ def finish(
     if task.metric:
         dev = prepared.data[next(iter(task.splits))]
         metrics |= task.baseline(prepared.data["train"], dev) | score_baselines(task, baselines, dev, found.rows)
+        found.files |= show_baseline(task, baselines.get(metrics.get(BEST_BASELINE)), dev, found.rows)
         for key, own in zip(("score", *name_limits("score")), (task.metric, *name_limits(task.metric)), strict=True):
             if own in metrics:
                 metrics[key] = metrics[own]

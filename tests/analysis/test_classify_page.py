@@ -5,10 +5,18 @@ import shutil
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from sklearn.metrics import confusion_matrix
 
-from bertkit.analysis.report import MOST_CONFUSED, plot_reliability, tabulate_confusion, write_page
+from bertkit.analysis.report import (
+    LEAST_ANSWERED,
+    MOST_CONFUSED,
+    plot_reliability,
+    plot_selective,
+    tabulate_confusion,
+    write_page,
+)
 from bertkit.tasks.text import CLASSIFICATION
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
@@ -38,7 +46,9 @@ def test_each_label_has_its_scores_and_a_run_its_figures(root, name, labels):
     metrics = json.loads((root / name / "metrics.json").read_text())
     part = find_part(root / "report.html", str(root / name))
     tables = read_tables(part)
-    assert any("Reliability, dev" in text for text in Reader(part).find("figcaption"))
+    captions = Reader(part).find("figcaption")
+    assert any("Reliability, dev" in text for text in captions)
+    assert any("Accuracy of the surest answers, dev" in text for text in captions) is (name == "one")
     assert ("Confusion matrix, dev" in tables) == (name == "one")
     for split, start in (("dev", ""), ("test", "test_")):
         heads, *rows = tables[f"Scores by label, {split}"]
@@ -80,6 +90,28 @@ def test_rare_labels_share_a_row_and_a_column():
     assert [*table.heads[1:]] == [*(f"n{label}" for label in kept), "(others)"]
     assert counts.sum() == len(labels)
     assert np.array_equal(counts[:-1, :-1], confusion_matrix(labels, answers)[np.ix_(kept, kept)])
+
+
+def test_the_accuracy_of_the_surest_answers_is_that_of_a_plain_loop():
+    """The model answers all rows, a baseline those that it has read; equal probabilities are answered together."""
+    draw = np.random.default_rng(0)
+    probabilities, right = draw.choice([0.5, 0.6, 0.75, 0.8, 0.97], 120), draw.random(120) < 0.7
+    read = draw.random(120) < 0.5
+    known = [str(label) if is_read else None for label, is_read in zip(right.astype(int), read, strict=True)]
+    baseline = pa.array(probabilities[::-1], mask=~read)
+    rows = pa.table({"label": ["1"] * 120, "baseline_prediction": known, "baseline_probability": baseline})
+    model, other = plot_selective(rows, right, probabilities, "dev").series
+    for series, values, answers in (
+        (model, probabilities, right),
+        (other, probabilities[::-1][read], right[read]),
+    ):
+        expected = []
+        for least in sorted(set(values), reverse=True):
+            answered = values >= least
+            if answered.sum() >= LEAST_ANSWERED:
+                expected.append((100 * answered.mean(), 100 * answers[answered].mean()))
+        np.testing.assert_allclose(series.points, expected)
+    assert len(plot_selective(rows.select(["label"]), right, probabilities, "dev").series) == 1
 
 
 def test_reliability_bars_stay_between_0_and_100_percent():

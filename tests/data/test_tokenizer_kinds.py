@@ -24,6 +24,8 @@ from bertkit.data.tokenizer import (
     train_vocabulary,
 )
 from bertkit.errors import UsageError
+from bertkit.training.vocabulary import change_vocabulary
+from tests.conftest import make_model
 
 WORDS = [
     "The Café's ÜBER hairy dog, naïve ＦＵＬＬ in 2024: 1,203.5! e\u0301 <user> [E1]ada[/E1] new_thing",
@@ -170,6 +172,45 @@ def test_ids_are_those_of_transformers_before_and_after_saving(tmp_path, name):
         assert corpus.ids.tolist() == [token for ids in expected for token in ids[1:-1]]
     saved = AutoTokenizer.from_pretrained(tmp_path / "run")
     assert [saved(text)["input_ids"] for text in texts] == expected
+
+
+def write_encoder(name: str, folder: Path) -> int:
+    """Write a tokenizer beside a tiny random model with a row for each token, and return their number."""
+    save_kind(name, folder)
+    count = len(load_tokenizer(folder))
+    make_model("BertModel", vocab_size=count, pad_token_id=None).save_pretrained(folder)
+    return count
+
+
+@pytest.mark.parametrize("name", [name for name in KINDS if name != "Unigram" and "Japanese" not in name])
+@pytest.mark.parametrize("words", [0, 7])
+def test_a_trimmed_or_extended_tokenizer_stays_what_it_is(tmp_path, name, words):
+    count = write_encoder(name, tmp_path / "model")
+    texts, others = make_texts()[:30], make_texts()[30:60]
+    if words:
+        texts = [*texts, "doghairy hairydog", "dognaive dogdog naivehairy", "hairyhairy naivedog"]
+    change_vocabulary(str(tmp_path / "model"), texts, tmp_path / "made", words=words)
+    old, new = (AutoTokenizer.from_pretrained(tmp_path / folder) for folder in ("model", "made"))
+    (pair, types), (former, former_types) = ([*tokenizer(*texts[:2]).values()][:2] for tokenizer in (new, old))
+    assert words or (new.convert_ids_to_tokens(pair), types) == (old.convert_ids_to_tokens(former), former_types)
+    ends = [new.cls_token_id, new.sep_token_id]
+    for text in (*texts, *others):
+        ids, former = new(text)["input_ids"], old(text)["input_ids"]
+        assert [ids[0], ids[-1]] == ends
+        tokens, former = new.convert_ids_to_tokens(ids), old.convert_ids_to_tokens(former)
+        assert "".join(tokens).replace("##", "") == "".join(former).replace("##", "")
+        assert tokens == former or words or text in others
+    assert len(new) == count + words if words else len(new) < count
+    assert [*new.added_tokens_encoder] == [*old.added_tokens_encoder]
+    added = (each.convert_ids_to_tokens([*each.added_tokens_encoder.values()]) for each in (new, old))
+    assert next(added) == next(added)
+
+
+@pytest.mark.parametrize("name", ["Unigram", "Japanese, WordPiece"])
+def test_other_tokenizers_are_not_trimmed(tmp_path, refused, name):
+    write_encoder(name, tmp_path / "model")
+    with refused():
+        change_vocabulary(str(tmp_path / "model"), make_texts(), tmp_path / "made")
 
 
 def test_own_special_tokens_in_a_text_are_ordinary_text(tmp_path):

@@ -63,7 +63,11 @@ def test_a_word_that_decides_is_found_and_the_run_stays_the_same(root, cache, tm
     assert {name.partition("_")[0] for name in added} == {"tfidf", "frozen", "best", "baseline"}
     assert_same_bits(*(read_weights(tmp_path / name) for name in ("run", "without")))
     tables = [read_table(tmp_path / name / "predictions" / "dev.parquet") for name in ("run", "without")]
-    assert tables[0] == tables[1]
+    added = ["baseline_prediction", "baseline_probability"]
+    assert tables[0].drop_columns(added) == tables[1]
+    frame = tables[0].to_pandas()
+    assert (frame["baseline_prediction"] == frame["label"]).mean() == pytest.approx(metrics["tfidf_accuracy"])
+    assert frame["baseline_probability"].between(0.5, 1).all()
     assert run(plain, output=tmp_path / "run") == metrics
     rows = {row.key: row.baselines for row in list_shown(task.table, task.metric, metrics)}
     assert list(rows["accuracy"].values()) == ["majority_accuracy", "tfidf_accuracy", "frozen_accuracy"]
