@@ -28,6 +28,7 @@ RENAMED = {
 }
 ENCODER = re.compile(r"(bert\.)?(embeddings|encoder)\.")
 TRAINED = ("tau", "thresholds", "least_confidence", "temperature", "text_columns", "text_words", "window_pooling")
+TRAINED += ("redaction_threshold",)
 ADAPTER = (
     "is an adapter of PEFT, not a whole model; merge it into its model first (merge_and_unload), save that with "
     "save_pretrained and give its directory"
