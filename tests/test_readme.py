@@ -1,6 +1,7 @@
 """The pages agree with the code: commands parse, samples are read, tables and messages are those of the code."""
 
 import ast
+import json
 import re
 import shlex
 import subprocess
@@ -28,6 +29,7 @@ from bertkit.studies.cells import list_cells
 from bertkit.studies.spec import OPTIONS, make_study
 from bertkit.tasks import TASKS
 from bertkit.tasks.glue import GRID, get_glue_task
+from bertkit.tasks.redaction import redact
 from bertkit.tasks.task import list_commands
 from bertkit.training.predictions import read_table
 from bertkit.training.recipe import Recipe, check, parse_setting, read_recipe
@@ -319,7 +321,7 @@ def run_example(tmp_path, monkeypatch, capsys):
 
 
 def test_the_example_with_an_interval_runs(run_example):
-    assert len(EXAMPLES) == 7, "the other tests run six"
+    assert len(EXAMPLES) == 8, "the other tests run seven"
     low, high = (number for number in run_example("estimate_interval") if number % 1)
     assert 0 < low < 0.75 < high < 1
 
@@ -332,6 +334,16 @@ def test_the_examples_with_tables_run(run_example, tmp_path):
     folder.mkdir(parents=True)
     pq.write_table(rows.append_column("tokens", pa.array([2, 3])), folder / "dev.parquet")
     assert run_example("read_parquet")
+
+
+def test_the_example_that_puts_names_back_runs(run_example, tmp_path):
+    text = "Call 1815 or 1852, 1815 is Ada."
+    spans = [(5, 9), (13, 17), (19, 23)]
+    names = [{"text": text[start:end], "type": "TEL", "start": start, "end": end} for start, end in spans]
+    found = redact(text, names, "numbered")
+    assert found["redacted"] == "Call [TEL-1] or [TEL-2], [TEL-1] is Ada."
+    (tmp_path / "redacted.jsonl").write_text(f"{json.dumps(found)}\n")
+    assert run_example("placeholder") == [1815, 1852, 1815]
 
 
 def test_the_examples_with_features_run(run_example, tmp_path):

@@ -113,7 +113,7 @@ def predict(
 
     $ bertkit predict runs/sst2 "A warm, funny film." --explain
 
-    $ bertkit predict runs/ner --input letters.txt --redact numbered --output redacted.csv
+    $ bertkit predict runs/ner --input letters.txt --redact numbered
     """
     from bertkit.data.formats import rows
     from bertkit.data.formats.line import is_marked

@@ -9,7 +9,7 @@ import asyncio
 import hmac
 import re
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -245,14 +245,12 @@ class Application(FastAPI):
 
     def answer_batch(self, inputs: list[Asked]) -> list[Result]:
         """Return the results of a batch, and count it."""
-        results: list[Result] = [{} for _ in inputs]
-        for redact in dict.fromkeys(form for form, _ in inputs):
-            numbers = [number for number, (form, _) in enumerate(inputs) if form == redact]
-            predictor = self.predictor.redact(redact) if redact else self.predictor
-            given = [inputs[number][1] for number in numbers]
-            found = predictor.stream(given, note=lambda lengths: SERVED_TOKENS.inc(int(lengths.sum())))
-            for number, result in zip(numbers, found, strict=True):
-                results[number] = result
+        answers: dict[str | None, Iterator[Result]] = {}
+        for redact in {form for form, _ in inputs}:
+            predictor = self.predictor if redact is None else self.predictor.redact(redact)
+            given = [value for form, value in inputs if form == redact]
+            answers[redact] = predictor.stream(given, note=lambda lengths: SERVED_TOKENS.inc(int(lengths.sum())))
+        results = [next(answers[form]) for form, _ in inputs]
         SERVED_INPUTS.inc(len(inputs))
         SERVED_BATCH.observe(len(inputs))
         return results

@@ -111,7 +111,7 @@ def sum_types(rows: pa.Table) -> np.ndarray:
 
 
 def choose_redaction(shares: Sequence[Sequence[float]], gold: Sequence[Collection[Entity]], recall: float) -> float:
-    """Return the highest threshold that redacts a share of the names, or as many as possible if none redacts so many.
+    """Return the highest threshold that redacts a share of the names; if none does, the one that redacts most.
 
     A name is redacted if each of its words is. Below the lowest of these probabilities the threshold is midway to the
     next one of any word, so that rounding changes nothing. Without names it is FIXED_THRESHOLD.

@@ -384,19 +384,17 @@ class NerTask(FineTuningTask):
         sample = {"text": "Ada Lovelace met Charles Babbage in London."}
         given = {"type": "object", "properties": kinds, **needed, "examples": [sample]}
         texts = {"text": STRING, "type": STRING, "start": INDEX, "end": INDEX, "score": PROBABILITY}
-        pair = make_array(INDEX) | {"minItems": 2, "maxItems": 2}
-        words = {"tags": make_array({"enum": settings.labels}), "places": make_array(pair)}
-        if name_scheme(settings.labels) == WORDS or "O" not in settings.labels:
-            marked = make_array(make_object(texts))
-            return given, make_object({name_scheme(settings.labels): marked, **words}, optional=("places",))
-        # Redaction may tag a word with either tag of a type.
-        kinds = sorted({label[2:] for label in settings.labels if label != "O"})
-        both = [f"{mark}-{kind}" for kind in kinds for mark in "BI"]
-        words["tags"] = make_array({"enum": list(dict.fromkeys([*settings.labels, *both]))})
-        marked = make_array(make_object(texts | {"placeholder": STRING}, optional=("placeholder",)))
-        redacted = {"redacted": {"anyOf": [STRING, make_array(STRING)]}, "unread": INDEX}
-        names = {ENTITIES: marked, **words, **redacted}
-        return given, make_object(names, optional=("places", *redacted))
+        scheme, pair = name_scheme(settings.labels), make_array(INDEX) | {"minItems": 2, "maxItems": 2}
+        tags, redacted = settings.labels, {}
+        if scheme == ENTITIES:  # redaction may tag a word with either tag of a type
+            tags = list(dict.fromkeys([*tags, *(mark + tag[1:] for tag in tags if tag != "O" for mark in "BI")]))
+            texts, redacted = (
+                texts | {"placeholder": STRING},
+                {"redacted": {"type": ["string", "array"]}, "unread": INDEX},
+            )
+        marked = make_array(make_object(texts, optional=("placeholder",)))
+        words = {"tags": make_array({"enum": tags}), "places": make_array(pair)}
+        return given, make_object({scheme: marked, **words, **redacted}, optional=("places", *redacted))
 
     def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> Sentence:
         """Return the words of a text, or words as they are."""

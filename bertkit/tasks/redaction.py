@@ -51,7 +51,8 @@ def tag_likely(shares: Sequence[float], kinds: Sequence[str], threshold: float) 
     tags, before = [], ""
     for share, kind in zip(shares, kinds, strict=True):
         kind = kind if share >= threshold else ""
-        tags.append(f"{'I' if kind == before else 'B'}-{kind}" if kind else "O")
+        mark = "I" if kind == before else "B"
+        tags.append(f"{mark}-{kind}" if kind else "O")
         before = kind
     return tags
 
