@@ -33,8 +33,8 @@ CONFIG_RANGES = {  # other values cannot work, so that a file with them is damag
     "redaction_threshold": (0, 1),
 }
 # Unknown to other programs.
-OWN_VALUES = ("tau", "thresholds", "least_confidence", "temperature", "text_columns", "text_words", "feature_layers")
-OWN_VALUES += ("redaction_threshold",)
+OWN_VALUES = ("tau", "thresholds", "least_confidence", "redaction_threshold", "temperature", "text_columns")
+OWN_VALUES += ("text_words", "feature_layers")
 OWN_VALUES += ("bilstm_hidden_size", "class_weights", "window_pooling", "target_scale", "learned_scale", "mean_layer")
 
 
