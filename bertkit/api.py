@@ -58,20 +58,8 @@ from bertkit.training.run_dir import (
 )
 
 DATA_OPTIONS = {"dir", "corpus"}  # options of tasks that `data` stands for
-KEYWORDS = (
-    "data",
-    "model",
-    "output",
-    "text",
-    "label",
-    "weight",
-    "budget",
-    "search",
-    "folds",
-    "restarts",
-    "workers",
-    "private",
-)
+KEYWORDS = ("data", "model", "output", "text", "label", "weight", "budget", "search", "folds", "restarts", "workers")
+KEYWORDS += ("private", "redact", "least")
 # In messages that are written for the command line.
 OPTION = re.compile(rf"--(?:({'|'.join(KEYWORDS)})\b(?: [A-Z]+\b)?|set (?:data\.)?)")
 
@@ -232,24 +220,26 @@ class Run:
         """Return the prediction table of a split; `.to_pandas()` makes a DataFrame of it."""
         return read_table(Path(self.source, PREDICTIONS, f"{split}{TABLE_SUFFIX}"))
 
-    def predict(self, data: Any) -> Any:
+    def predict(self, data: Any, redact: str | None = None, least: float | None = None) -> Any:
         """Return the result of each input, in order.
 
         >>> frame.assign(predicted=run.predict(frame)["label"])
 
         Args:
             data: A list of texts or of other inputs (`bertkit.Predictor`), a DataFrame, a Dataset or a pyarrow.Table.
+            redact, least: How names are redacted, as for `bertkit.Predictor`; None: they are not.
 
         Returns:
             A DataFrame with the same index for a DataFrame, otherwise a list of dicts.
         """
         with name_keywords():
-            results = self.predictor(data)
+            predictor = self.predictor.redact(redact, least)
+            results = predictor(data)
         if not hasattr(data, "iterrows"):
             return results
         import pandas as pd
 
-        columns = self.predictor.columns
+        columns = predictor.columns
         rows = list(map(flatten_result, results)) if columns else results
         return pd.DataFrame(rows, index=data.index, columns=None if rows else columns)
 

@@ -1,12 +1,15 @@
 """The pages agree with the code: commands parse, samples are read, tables and messages are those of the code."""
 
 import ast
+import json
 import re
 import shlex
 import subprocess
 import tomllib
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -28,13 +31,15 @@ from bertkit.studies.cells import list_cells
 from bertkit.studies.spec import OPTIONS, make_study
 from bertkit.tasks import TASKS
 from bertkit.tasks.glue import GRID, get_glue_task
+from bertkit.tasks.redaction import redact
 from bertkit.tasks.task import list_commands
 from bertkit.training.predictions import read_table
 from bertkit.training.recipe import Recipe, check, parse_setting, read_recipe
 from bertkit.training.run import dry_run
 from tests.conftest import draft
-from tests.official import write_checkpoint, write_reviews
+from tests.official import FILLERS, write_checkpoint, write_reviews
 from tests.tools import docs
+from tests.world import write_head
 
 ROOT = Path(bertkit.__file__).parents[1]
 STUDIES = sorted((ROOT / "recipes" / "studies").rglob("*.toml"))
@@ -319,7 +324,7 @@ def run_example(tmp_path, monkeypatch, capsys):
 
 
 def test_the_example_with_an_interval_runs(run_example):
-    assert len(EXAMPLES) == 7, "the other tests run six"
+    assert len(EXAMPLES) == 9, "the other tests run eight"
     low, high = (number for number in run_example("estimate_interval") if number % 1)
     assert 0 < low < 0.75 < high < 1
 
@@ -332,6 +337,32 @@ def test_the_examples_with_tables_run(run_example, tmp_path):
     folder.mkdir(parents=True)
     pq.write_table(rows.append_column("tokens", pa.array([2, 3])), folder / "dev.parquet")
     assert run_example("read_parquet")
+
+
+def test_the_example_that_teaches_names_runs(run_example, tmp_path):
+    labels = {"id2label": dict(enumerate(("O", "B-PER", "I-PER", "B-LOC")))}
+    write_head(tmp_path / "runs" / "large", "BertForTokenClassification", **labels)
+    write_checkpoint(tmp_path / "runs" / "small")
+    draw = np.random.default_rng(0)
+    texts = [" ".join(draw.choice(FILLERS, 6)) for _ in range(60)]
+    pd.DataFrame({"text": texts}).to_csv(tmp_path / "letters.csv", index=False)
+    run_example("runs/taught")
+    taught = bertkit.load(tmp_path / "runs" / "taught")
+    rows = taught.predictions("dev").to_pandas()
+    names = bertkit.load(tmp_path / "runs" / "large").predict(rows["text"].tolist())
+    found = [[name["type"] for name in result["entities"]] for result in names]
+    assert sum(map(len, found)) > 0
+    assert [[cell.rpartition(": ")[2] for cell in row] for row in rows["label_spans"]] == found
+
+
+def test_the_example_that_puts_names_back_runs(run_example, tmp_path):
+    text = "Call 1815 or 1852, 1815 is Ada."
+    spans = [(5, 9), (13, 17), (19, 23)]
+    names = [{"text": text[start:end], "type": "TEL", "start": start, "end": end} for start, end in spans]
+    found = redact(text, names, "numbered")
+    assert found["redacted"] == "Call [TEL-1] or [TEL-2], [TEL-1] is Ada."
+    (tmp_path / "redacted.jsonl").write_text(f"{json.dumps(found)}\n")
+    assert run_example("placeholder") == [1815, 1852, 1815]
 
 
 def test_the_examples_with_features_run(run_example, tmp_path):

@@ -266,6 +266,16 @@ def make_texts(count, longest=20, seed=0):
     return [" ".join(draw.choice(TEXTS, draw.integers(1, longest))) for _ in range(count)]
 
 
+def place_between(values: np.ndarray, share: float) -> float:
+    """Return a number that divides values, in the middle of a gap near a share of them."""
+    values = np.sort(values)
+    near = np.arange(int(0.2 * len(values)), int(0.8 * len(values)))
+    gaps = np.diff(values)[near]
+    wide = near[gaps > 1e-3 * (values[-1] - values[0])]
+    number = wide[np.abs(wide - share * len(values)).argmin()]
+    return float(values[number] + values[number + 1]) / 2
+
+
 # --- Results of studies -----------------------------------------------------------------------------------------------
 
 

@@ -13,6 +13,7 @@ from bertkit.cli.options import (
     JsonFile,
     PathArgument,
     PathOption,
+    RedactingCommand,
     SourceArgument,
     SourceOption,
     app,
@@ -54,7 +55,7 @@ def features(
         extract(model, source, layers, output, pool, screen.say)
 
 
-@app.command()
+@app.command(cls=RedactingCommand)
 def predict(
     run: Annotated[str, SourceArgument(help="Fine-tuned or pretrained run, export or checkpoint.", metavar="RUN")],
     texts: Annotated[
@@ -85,6 +86,13 @@ def predict(
     coverage: Annotated[
         float | None, typer.Option(help="Add sets of labels, right for this share of texts.", metavar="SHARE")
     ] = None,
+    redact: Annotated[
+        Literal["types", "numbered"] | None,
+        typer.Option("--redact", help="Replace names by [PER], or numbered: by [PER-1].", metavar="numbered"),
+    ] = None,
+    least: Annotated[
+        float | None, typer.Option(help="Redact words that are in a name with this probability.", metavar="SHARE")
+    ] = None,
     explains: Annotated[
         bool,
         typer.Option("--explain", help="Attribute the results of texts and pairs to their words (slow)."),
@@ -104,6 +112,8 @@ def predict(
     $ bertkit predict runs/sst2 --input a.csv --coverage 0.95 --output b.csv
 
     $ bertkit predict runs/sst2 "A warm, funny film." --explain
+
+    $ bertkit predict runs/ner --input letters.txt --redact numbered
     """
     from bertkit.data.formats import rows
     from bertkit.data.formats.line import is_marked
@@ -126,6 +136,7 @@ def predict(
 
     with Screen() as screen:
         settings = {"pairs": pair or None, "top": top, "text": columns, "precision": precision, "coverage": coverage}
+        settings |= {"redact": redact, "least": least}
         predictor = Predictor(run, **settings, report=complain)
         predictor.check_format(output, is_pipeline)
         answer = predictor.stream
@@ -153,6 +164,8 @@ def predict(
                     screen.say(json.dumps(found, ensure_ascii=False))
         if cut := tally.describe_cut():
             complain(cut)
+        if tally.unread:
+            complain(f"{pluralize(tally.unread, 'word')} without a token cannot be redacted")
         if tally.errors:
             failed = pluralize(tally.errors, "input")
             raise UsageError(f"{failed} cannot be predicted; the output gives the reason for each")

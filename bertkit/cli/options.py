@@ -6,14 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from inspect import Parameter, Signature, signature
+from itertools import pairwise
 from pathlib import Path
 from textwrap import fill
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from bertkit.cli.console import print_line
-from bertkit.tasks.option import CLASSIFY_OPTIONS, DIR, PRETRAINING_OPTIONS, TOP_LEVEL, Options
+from bertkit.tasks.option import CLASSIFY_OPTIONS, DIR, PRETRAINING_OPTIONS, REDACTIONS, TOP_LEVEL, TYPES, Options
 
 HELP_WIDTH = 78  # columns between the margins of a terminal of 80
 
@@ -106,6 +108,16 @@ def list_keys(options: Options) -> str:
     data = [f"{name} = {json.dumps(each.default)}: {each.explain(each.default)}" for name, each in options.items()]
     lines = ["Keys of --set KEY=VALUE:", *top, "", "Keys of --set data.KEY=VALUE:", *data]
     return escape("\n".join(fill(line, HELP_WIDTH, subsequent_indent="    ") for line in lines))
+
+
+class RedactingCommand(TyperCommand):
+    """A command whose option --redact may stand without a value, which is then the first of REDACTIONS."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the words of a command line."""
+        is_alone = [word == "--redact" and after not in REDACTIONS for word, after in pairwise([*args, ""])]
+        given = [f"{word}={TYPES}" if alone else word for word, alone in zip(args, is_alone, strict=True)]
+        return super().parse_args(ctx, given)
 
 
 STUDIED = ("folds", "grid", "restarts", "workers", "search", "no_baseline")

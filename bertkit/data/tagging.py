@@ -77,6 +77,7 @@ class TaggedText:
     columns: tuple[str, str] = ("", "")  # the columns of a table that have the words or texts, and the tags or spans
     is_labelled: bool = True  # whether the sentences have tags; all are O if not
     text_words: str | None = None  # how a table's texts were divided into words, as in `BertConfig`
+    asked_recall: float = 0.0  # the recall of names that a threshold of redaction is chosen for; 0: none is
 
     def take(self, numbers: np.ndarray) -> "TaggedText":
         """Return some of the sentences."""

@@ -8,6 +8,8 @@ Left out: vectors (`bertkit.inference.features`), and the files that leaderboard
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
 from functools import cached_property
 from itertools import tee
 from pathlib import Path
@@ -19,6 +21,7 @@ import pyarrow as pa
 
 import bertkit
 from bertkit.data.formats.dataframes import list_rows
+from bertkit.data.formats.entities import select_columns
 from bertkit.data.formats.line import make_text
 from bertkit.data.formats.rows import Input, LocatedInput
 from bertkit.data.formats.writer import write_rows
@@ -38,7 +41,7 @@ from bertkit.system.progress import Report, ignore
 from bertkit.tasks import ANSWERING, FORMS, TASKS
 from bertkit.tasks.answers import Answers, Result
 from bertkit.tasks.inputs import MissingText, list_names, take_text
-from bertkit.tasks.option import TEXT_OPTIONS, WINDOW_OPTIONS
+from bertkit.tasks.option import REDACTIONS, TEXT_OPTIONS, WINDOW_OPTIONS
 from bertkit.tasks.prediction import predict
 from bertkit.tasks.task import PredictionSettings
 from bertkit.training.calibration import load_conformity
@@ -85,7 +88,8 @@ class Predictor:
     - Named entities: `text`, or `words` (also `tokens`), which are not split further. Result: `entities` with `text`,
       `type`, `start` and `end` (characters; with `words` the first word and the end) and `score`, or `words` with the
       same keys if each word has a class; `tags`, one for each word; for a text `places`, the start and end of each of
-      these words (characters).
+      these words (characters). With `redact` also `redacted`, the text or the words without its names, the
+      `placeholder` of each entity, and `unread`, the number of words without a token, which stay, if there are any.
     - SWAG: `context`, `endings`, and optionally `start`, the first words of the endings. Result: `ending`, the index of
       the most probable ending, and all `probabilities`; with `coverage` also `label_set`, of indices.
     - Masked LM: `text` and optionally `text_pair`, with [MASK] in them. Result: `masks`, for each mask the most
@@ -105,6 +109,10 @@ class Predictor:
             that differ in the third digit), "fp32", "bf16" or "fp16". An export has the one it was made with.
         coverage: The probability with which a label set contains the correct label (all of several labels), for texts
             from the same source as the rows of the run that decided; None: no label sets.
+        redact: How names are redacted: "types" ([PER]) or "numbered" ([PER-1], the same for the same name in an input);
+            None: they are not.
+        least: The probability of being in a name from which a word is redacted; None: the one that the run has chosen
+            with `data.threshold`, or else the names of the tags are redacted.
         report: Receives a line if the files of the tokenizer do not say whether it is cased.
 
     Attributes:
@@ -122,6 +130,8 @@ class Predictor:
         text: Sequence[str] | None = None,
         precision: str = "auto",
         coverage: float | None = None,
+        redact: str | None = None,
+        least: float | None = None,
         report: Report = ignore,
     ) -> None:
         check_value("precision", precision, TOP_KEYS["precision"])
@@ -168,6 +178,24 @@ class Predictor:
         self.settings = PredictionSettings(model, tokenizer, lengths, pairs, top, set_limit)
         self.input_schema, self.output_schema = task.schema(self.settings)
         (self.sample,) = self.input_schema["examples"]
+        self.settings = self.redact(redact, least).settings
+
+    def redact(self, form: str | None, least: float | None = None) -> "Predictor":
+        """Return a predictor with this model that redacts names; arguments are `redact` and `least` of the class."""
+        head = self.settings.head
+        troubles = {
+            f"--redact is {form!r}, expected {' or '.join(REDACTIONS)}": form not in (None, *REDACTIONS),
+            f"--redact is for a model of names, but {head} finds none; leave it out, or give a run of bertkit ner": (
+                form is not None and "redacted" not in self.output_schema["properties"]
+            ),
+            f"--least is {least}; it must be from 0 to 1": least is not None and not 0 <= least <= 1,
+            "--least is for redacted names; add --redact, or leave it out": form is None and least is not None,
+        }
+        raise_first(troubles)
+        found = copy(self)
+        vars(found).pop("sample_result", None)
+        found.settings = replace(self.settings, redact=form, least=least)
+        return found
 
     @cached_property
     def sample_result(self) -> Result:
@@ -264,6 +292,9 @@ class Predictor:
             "transformers' pipelines have no label sets; leave out --coverage or --format pipeline": (
                 is_pipeline and self.settings.set_limit is not None
             ),
+            "transformers' pipelines do not redact; leave out --redact or --format pipeline": (
+                is_pipeline and self.settings.redact is not None
+            ),
             f"--format pipeline writes JSON lines, not {output}; name a file that ends in .jsonl": (
                 is_pipeline and is_table
             ),
@@ -309,12 +340,15 @@ class Predictor:
         return counts
 
     def make_row(self, given: Input | Sequence[str] | LocatedInput, result: Result) -> Row:
-        """Return the columns of an input, and those of its result or its error."""
+        """Return the columns of an input, and those of its result or its error; a redacted text leaves its column."""
         given = given.value if isinstance(given, LocatedInput) else given
         if isinstance(given, str | list | tuple):
             given = dict(zip(PAIR_NAMES[0], [given] if isinstance(given, str) else given, strict=False))
         found = {"error": result["error"]} if "error" in result else flatten_result(result)
-        return given if isinstance(given, Mapping) else {}, found
+        given = dict(given) if isinstance(given, Mapping) else {}
+        if self.settings.redact is not None:
+            given.pop(self.text[0] if self.text else select_columns(given)[0], None)
+        return given, found
 
     def group(self, texts: Sequence[str]) -> list[Sequence[str]]:
         """Group the texts of a command line into inputs; the last one may lack texts."""
@@ -395,10 +429,10 @@ def read_lengths(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Counts:
-    """Counts of results and errors, and the numbers of truncated inputs, from 1."""
+    """Counts of results, errors and words that cannot be redacted, and the numbers of truncated inputs, from 1."""
 
     def __init__(self) -> None:
-        self.count = self.errors = 0
+        self.count = self.errors = self.unread = 0
         self.cut: list[int] = []
 
     def watch(self, results: Iterable[Result], report: Report = ignore) -> Iterator[Result]:
@@ -409,6 +443,7 @@ class Counts:
                 report(result["error"])
             if "truncated" in result:
                 self.cut.append(self.count)
+            self.unread += result.get("unread", 0)
             yield result
 
     def describe_cut(self) -> str:

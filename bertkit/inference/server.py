@@ -9,7 +9,7 @@ import asyncio
 import hmac
 import re
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -40,6 +40,7 @@ from bertkit.reports.html import load_template
 from bertkit.system.hub import CARD
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.answers import Result
+from bertkit.tasks.option import REDACTIONS
 from bertkit.tasks.prediction import limit_batch
 from bertkit.tasks.schema import STRING, make_array, make_object
 
@@ -49,6 +50,7 @@ LONGEST_INPUT = 20_000  # characters
 MOST_WAITING = 1024  # inputs
 DEADLINE = 30.0  # seconds from a request's headers to its answer
 JSON = "application/json"
+Asked = tuple[str | None, Input | UsageError]  # how names are redacted, and an input
 CARD_HEADER = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)  # YAML for the Hub
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 UVICORN = {  # nothing is logged, and no header about the client is trusted
@@ -119,6 +121,21 @@ def check_input(given: Any) -> Input | UsageError:
     if (count := count_characters(given) * copies) > LONGEST_INPUT:
         return UsageError(f"the input has {count:,} characters, expected at most {LONGEST_INPUT:,}; split it")
     return given
+
+
+def read_redaction(request: Request, predictor: Predictor) -> str | None:
+    """Return how a request asks for redacted names, by its parameter `redact`; None: it does not.
+
+    Raises:
+        HTTPException: There is no such form, or the model finds no names.
+    """
+    form = request.query_params.get("redact")
+    try:
+        if form is not None:
+            predictor.redact(form)
+    except UsageError as error:
+        raise HTTPException(422, str(error).replace("--redact", "redact")) from None
+    return form
 
 
 # --- The application --------------------------------------------------------------------------------------------------
@@ -200,8 +217,9 @@ class Application(FastAPI):
         """Answer an input or a list of inputs."""
         try:
             async with asyncio.timeout(DEADLINE):
+                redact = read_redaction(request, self.predictor)
                 inputs, is_list = read_request(await read_body(request))
-                results = await self.answer(inputs, request)
+                results = await self.answer([(redact, given) for given in inputs], request)
         except asyncio.QueueFull:
             waiting = f"{self.batcher.waiting:,} inputs are waiting and the request has {len(inputs):,}"
             message = f"{waiting}, at most {MOST_WAITING:,} may wait; try again in a second"
@@ -215,7 +233,7 @@ class Application(FastAPI):
         status = 422 if not is_list and "error" in results[0] else 200
         return Response(msgspec.json.encode(results if is_list else results[0]), status, media_type=JSON)
 
-    async def answer(self, inputs: Sequence[Input | UsageError], request: Request) -> list[Result]:
+    async def answer(self, inputs: Sequence[Asked], request: Request) -> list[Result]:
         """Return the results of the inputs; this is cancelled if the client closes its connection."""
         answer = asyncio.ensure_future(self.batcher.answer(inputs))
         leaving = asyncio.ensure_future(request.receive())  # the next message can only be that the client has left
@@ -225,9 +243,14 @@ class Application(FastAPI):
         finally:
             leaving.cancel()
 
-    def answer_batch(self, inputs: list[Input | UsageError]) -> list[Result]:
+    def answer_batch(self, inputs: list[Asked]) -> list[Result]:
         """Return the results of a batch, and count it."""
-        results = list(self.predictor.stream(inputs, note=lambda lengths: SERVED_TOKENS.inc(int(lengths.sum()))))
+        answers: dict[str | None, Iterator[Result]] = {}
+        for redact in {form for form, _ in inputs}:
+            predictor = self.predictor if redact is None else self.predictor.redact(redact)
+            given = [value for form, value in inputs if form == redact]
+            answers[redact] = predictor.stream(given, note=lambda lengths: SERVED_TOKENS.inc(int(lengths.sum())))
+        results = [next(answers[form]) for form, _ in inputs]
         SERVED_INPUTS.inc(len(inputs))
         SERVED_BATCH.observe(len(inputs))
         return results
@@ -266,7 +289,9 @@ def describe_predict(predictor: Predictor) -> dict[str, Any]:
         "200": {"description": words, "content": {JSON: {"schema": results}}},
         "default": {"description": "Why there is no result.", "content": {JSON: {"schema": failed}}},
     }
-    return {"requestBody": body, "responses": answers}
+    form = {"name": "redact", "in": "query", "schema": {"enum": list(REDACTIONS)}, "description": "Redact names."}
+    parameters = {"parameters": [form]} if "redacted" in output["properties"] else {}
+    return {"requestBody": body, "responses": answers, **parameters}
 
 
 # --- The page ---------------------------------------------------------------------------------------------------------
@@ -293,6 +318,7 @@ def render_page(predictor: Predictor, name: str, run: str, *, asks_token: bool) 
         fields={field: kind for field, kind in properties.items() if field in sample or kind["type"] == "string"},
         sample=sample,
         asks_token=asks_token,
+        redacts="redacted" in predictor.output_schema["properties"],
         card=card,
     )
 

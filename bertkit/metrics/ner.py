@@ -12,11 +12,13 @@ import numpy as np
 import pyarrow as pa
 
 from bertkit.data.tags import WORDS
+from bertkit.metrics.classification import FIXED_THRESHOLD
 from bertkit.metrics.rows import WeightedScore, measure_counts, take_values
-from bertkit.metrics.table import read_facts, read_numbers
+from bertkit.metrics.table import read_decided, read_facts, read_numbers
 
 Entity = tuple[int, int, str]  # first word, end, type
 COUNTS = ("right", "found", "wanted")  # entities that are predicted and correct, predicted, and correct
+REDACTED = ("redacted_names", "all_names", "redacted_others", "all_others")  # names, and words outside of names
 
 
 def find_entities(tags: Sequence[str]) -> list[Entity]:
@@ -103,3 +105,59 @@ def read_types(rows: pa.Table) -> dict[str, np.ndarray]:
 def sum_types(rows: pa.Table) -> np.ndarray:
     """Return (3, S) the sum over all types of what `read_types` returns."""
     return np.sum(list(read_types(rows).values()) or np.zeros((1, len(COUNTS), len(rows))), axis=0)
+
+
+# --- Redaction --------------------------------------------------------------------------------------------------------
+
+
+def choose_redaction(shares: Sequence[Sequence[float]], gold: Sequence[Collection[Entity]], recall: float) -> float:
+    """Return the highest threshold that redacts a share of the names; if none does, the one that redacts most.
+
+    A name is redacted if each of its words is. Below the lowest of these probabilities the threshold is midway to the
+    next one of any word, so that rounding changes nothing. Without names it is FIXED_THRESHOLD.
+
+    Args:
+        shares: The probability of each word of each sentence of being in a name; negative: it cannot be redacted.
+        gold: The right names of each sentence.
+        recall: The share of names, above 0 and below 1.
+    """
+    pairs = zip(shares, gold, strict=True)
+    lowest = np.sort([min(own[first:end]) for own, names in pairs for first, end, _ in names])[::-1]  # of each name
+    possible = lowest[lowest >= 0]
+    if not len(possible):
+        return FIXED_THRESHOLD
+    is_enough = np.arange(1, len(possible) + 1) / len(lowest) >= recall
+    chosen = possible[is_enough.argmax() if is_enough.any() else -1]
+    words = np.concatenate(list(map(np.asarray, shares)))
+    return float(chosen + words[words < chosen].clip(0).max(initial=0.0)) / 2
+
+
+def count_redacted(
+    shares: Sequence[Sequence[float]], gold: Sequence[Collection[Entity]], threshold: float
+) -> dict[str, np.ndarray]:
+    """Return columns (S,) of the names and of the other words of each sentence, and of those that are redacted.
+
+    Args:
+        shares, gold: As for `choose_redaction`.
+    """
+    counts = []
+    for own, names in zip(shares, gold, strict=True):
+        is_redacted, is_other = np.array(own) >= threshold, np.ones(len(own), bool)
+        for first, end, _ in names:
+            is_other[first:end] = False
+        right = sum(is_redacted[first:end].all() for first, end, _ in names)
+        counts.append((right, len(names), (is_redacted & is_other).sum(), is_other.sum()))
+    columns = np.array(counts, np.int32).reshape(-1, len(REDACTED)).T
+    return dict(zip(REDACTED, columns, strict=True))
+
+
+def score_redaction(rows: pa.Table) -> dict[str, WeightedScore | float]:
+    """Return the shares of names and of other words that a threshold redacts, and it; empty if the table has none."""
+    threshold = read_decided(rows).get("redaction_threshold")
+    if threshold is None or not {*REDACTED} <= {*rows.column_names}:
+        return {}
+    columns = [read_numbers(rows, name) for name in REDACTED]
+    names, others = np.stack(columns[:2], axis=1), np.stack(columns[2:], axis=1)  # (S, 2) each
+    scores = {"redaction_recall": WeightedScore(names, "mean"), "redaction_others": WeightedScore(others, "mean")}
+    asked = {f"asked_{name}": value for name, value in read_facts(rows).get("asked", {}).items()}
+    return scores | {"redaction_threshold": threshold} | asked

@@ -27,7 +27,8 @@ RENAMED = {
     r"\.dense_act\.": ".dense.",  # a layer in NVIDIA's code, which has its activation inside
 }
 ENCODER = re.compile(r"(bert\.)?(embeddings|encoder)\.")
-TRAINED = ("tau", "thresholds", "least_confidence", "temperature", "text_columns", "text_words", "window_pooling")
+TRAINED = ("tau", "thresholds", "least_confidence", "redaction_threshold", "temperature")
+TRAINED += ("text_columns", "text_words", "window_pooling")
 ADAPTER = (
     "is an adapter of PEFT, not a whole model; merge it into its model first (merge_and_unload), save that with "
     "save_pretrained and give its directory"

@@ -30,9 +30,11 @@ CONFIG_RANGES = {  # other values cannot work, so that a file with them is damag
     **dict.fromkeys(("initializer_range", "layer_norm_eps"), (0, math.inf)),
     "num_hidden_layers": (0, 1_000),
     "temperature": (1e-3, 1e3),
+    "redaction_threshold": (0, 1),
 }
 # Unknown to other programs.
-OWN_VALUES = ("tau", "thresholds", "least_confidence", "temperature", "text_columns", "text_words", "feature_layers")
+OWN_VALUES = ("tau", "thresholds", "least_confidence", "redaction_threshold", "temperature", "text_columns")
+OWN_VALUES += ("text_words", "feature_layers")
 OWN_VALUES += ("bilstm_hidden_size", "class_weights", "window_pooling", "target_scale", "learned_scale", "mean_layer")
 
 
@@ -73,6 +75,8 @@ class BertConfig(PreTrainedConfig):
     thresholds: list[float | int] | None = None
     # The probability of the likeliest class below which a classifier gives no answer; None: it answers all
     least_confidence: float | int | None = None
+    # The probability of being in a name at which redaction replaces a word; None: it replaces the names of the tags
+    redaction_threshold: float | int | None = None
     # The number that a classifier's logits are divided by for calibrated probabilities; the model's outputs are not
     # divided
     temperature: float | int | None = None

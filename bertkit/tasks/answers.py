@@ -15,9 +15,10 @@ import pyarrow as pa
 from scipy.special import softmax
 
 Result = dict[str, Any]
-# Values that other data have decided: those of DECIDED_VALUES, as in `BertConfig`, and the `set_limit` of label sets
+# Values that other data have decided: those of DECIDED_VALUES, as in `BertConfig`, and the `set_limit` of label sets;
+# and the form in which names are to be redacted, `redact`
 Decisions = Mapping[str, Any]
-DECIDED_VALUES = ("tau", "thresholds", "least_confidence")
+DECIDED_VALUES = ("tau", "thresholds", "least_confidence", "redaction_threshold")
 
 
 class Answers:

@@ -55,7 +55,7 @@ from bertkit.data.tagging import (
 )
 from bertkit.data.tags import ENTITIES, WORDS, check_kinds, from_iob2, mark_words, name_scheme
 from bertkit.errors import UsageError
-from bertkit.metrics.ner import score_entities
+from bertkit.metrics.ner import choose_redaction, score_entities, score_redaction
 from bertkit.metrics.rows import WeightedScore
 from bertkit.reports.tables import ScoreLine
 from bertkit.system.files import take_fingerprint
@@ -66,8 +66,9 @@ from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.finetuning import ANOTHER_SEED, EVERY_EPOCH, FineTuningTask, name_baselines
 from bertkit.tasks.inputs import take_text
 from bertkit.tasks.option import NER_OPTIONS
+from bertkit.tasks.redaction import REDACTION_SCORES, describe_redaction, find_types, read_recall, tag_likely
 from bertkit.tasks.schema import INDEX, PROBABILITY, STRING, Schema, make_array, make_object
-from bertkit.tasks.tag_answers import TagAnswers, list_gold, write_conll, write_rows
+from bertkit.tasks.tag_answers import TagAnswers, list_gold, list_tagged, write_conll, write_rows
 from bertkit.tasks.task import PredictionSettings, check_finite, refuse_tuning, score_summaries
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ if TYPE_CHECKING:
 
 UNDECIDED = -1  # label where the logits are NaN or infinite
 ENTITY_SCORES = {"precision": "precision", "recall": "recall", "f1": "F1", "strict_f1": "strict F1"}
+NO_TOKEN = -1.0  # in the place of a probability of a word without a token, which cannot be redacted
 WORD_SCORES = {"accuracy": "accuracy", "macro_f1": "macro F1"}  # scores of words with classes
 NER_PAPER = {  # Table 7
     "f1": {"BERT-base, dev": 0.964, "BERT-large, dev": 0.966},
@@ -156,6 +158,8 @@ class NerTask(FineTuningTask):
         super().check(recipe)
         check_split_options(recipe.data)
         check_class_weights(recipe.data["class_weights"])
+        if recipe.data["threshold"]:
+            read_recall(recipe.data["threshold"])
         if recipe.data["features"]:
             refuse_tuning(recipe, "features, which keep the encoder unchanged")
             if recipe.data["order"]:
@@ -189,6 +193,11 @@ class NerTask(FineTuningTask):
                     f"{texts[split].source} has no tags or spans; name their column with --label, or give some: only a "
                     "test split may be without them"
                 )
+        if options["threshold"]:
+            if texts["train"].scheme == WORDS:
+                raise UsageError("threshold is for names, but the tags are classes of words; leave it out")
+            recall = read_recall(options["threshold"])
+            texts = {split: replace(text, asked_recall=recall) for split, text in texts.items()}
         train = texts["train"]
         keys = list_keys(train, options["group"])
         taken = divide_train({split: text.source for split, text in texts.items()}, keys, options, "sentence")
@@ -297,35 +306,52 @@ class NerTask(FineTuningTask):
     def summarize(
         self, outputs: Any, batch: Mapping[str, "Tensor"], settings: PredictionSettings | None = None
     ) -> "Tensor":
-        """Return (B, W): the likeliest label of each of a sequence's own words with a token, padded with IGNORED.
+        """Return (B, W, 3): label, its probability and that of not being O, of a sequence's own words with a token.
 
-        W is the largest number of such words. Labels are UNDECIDED where the logits are NaN or infinite. The Trainer
-        pads batches of another W with the same -100. With settings it is (B, W, 2), each label with its probability.
+        W is the largest number of such words; others are padded with IGNORED. Labels are UNDECIDED where the logits are
+        NaN or infinite. The Trainer pads batches of another W with the same -100. With settings that redact it is
+        (B, W, 4), with a label of the likeliest type.
         """
         import torch
 
-        is_word = batch["labels"] != IGNORED
+        is_word, logits = batch["labels"] != IGNORED, outputs.logits.float()  # (B, T) and (B, T, L)
         best = outputs.logits.argmax(-1).masked_fill(~outputs.logits.isfinite().all(-1), UNDECIDED)  # (B, T)
-        labels = gather_words(best, is_word)
-        if settings is None:
-            return labels
-        likely = gather_words(outputs.logits.float().softmax(-1).amax(-1), is_word)
-        return torch.stack([labels.float(), likely], dim=-1)
+        # The labels of training begin with O.
+        outside = 0 if settings is None or "O" not in settings.labels else settings.labels.index("O")
+        inside = logits.index_fill(-1, torch.tensor([outside], device=logits.device), -torch.inf).logsumexp(-1)
+        # The difference from 1 would round small probabilities.
+        columns = [best.float(), logits.softmax(-1).amax(-1), (inside - logits[..., outside]).sigmoid()]
+        if settings is not None and settings.redact is not None:
+            columns.append(find_types(logits, settings.labels).float())
+        return torch.stack([gather_words(column, is_word) for column in columns], dim=-1)
 
     def decode(self, summaries: np.ndarray, data: NerData, decided: Decisions | None = None) -> TagAnswers:
         """Return the tags of every sentence, and the probability of each word's label if the summaries have it."""
-        words, likely = get_words(data), None
+        words, decided_here, decided = get_words(data), decided is None, decided or {}
         labels = check_decided(summaries if summaries.ndim == 2 else summaries[..., 0]).astype(np.int64)  # (S, W)
         is_word = labels != IGNORED
         tags = words.name_tags([row[known] for row, known in zip(labels, is_word, strict=True)])
-        if summaries.ndim == 3:
-            likely = words.join([row[known, 1].tolist() for row, known in zip(summaries, is_word, strict=True)], 1.0)
-        return TagAnswers(words.text, tags, likely, words.names)
+        if summaries.ndim == 2:
+            return TagAnswers(words.text, tags, None, words.names)
+        rows = [row[known] for row, known in zip(summaries, is_word, strict=True)]  # (words, 3 or 4) each
+        likely = words.join([row[:, 1].tolist() for row in rows], 1.0)
+        form, threshold = decided.get("redact"), decided.get("redaction_threshold")
+        recall = words.text.asked_recall if decided_here and words.text.is_labelled else 0.0
+        if not (recall or form or threshold is not None):
+            return TagAnswers(words.text, tags, likely, words.names)
+        shares = words.join([row[:, 2].tolist() for row in rows], NO_TOKEN)
+        if recall:
+            threshold = choose_redaction(shares, list_tagged(words.text), recall)
+        if form and threshold is not None:
+            kinds = words.join([[words.names[int(label)][2:] for label in row[:, 3]] for row in rows], "")
+            tags = [tag_likely(*row, threshold) for row in zip(shares, kinds, strict=True)]
+            likely = shares
+        return TagAnswers(words.text, tags, likely, words.names, shares, threshold, form)
 
     def score(self, rows: pa.Table) -> dict[str, WeightedScore | float]:
         """Return precision, recall, F1 and strict F1 of entities, or accuracy and macro F1 of words, as fractions."""
         scores = score_entities(rows)
-        return {name: scores[name] for name in (*WORD_SCORES, *ENTITY_SCORES) if name in scores}
+        return {name: scores[name] for name in (*WORD_SCORES, *ENTITY_SCORES) if name in scores} | score_redaction(rows)
 
     def score_nothing(self, train: NerData, dev: NerData) -> dict[str, float]:
         """Return the scores of tagging every word O, which are 0, or with the most frequent class of words."""
@@ -347,6 +373,10 @@ class NerTask(FineTuningTask):
         files = {f"{name}.conll": write_conll(text, predicted)} if is_exact else {}
         return files if text.rows is None else files | {f"{name}.jsonl": write_rows(text, predicted)}
 
+    def comment(self, metrics: Mapping[str, Any]) -> list[str]:
+        """Return also what the threshold of redaction redacts on dev."""
+        return [*super().comment(metrics), *describe_redaction(metrics)]
+
     # --- Answers ------------------------------------------------------------------------------------------------------
 
     def schema(self, settings: PredictionSettings) -> tuple[Schema, Schema]:
@@ -359,10 +389,17 @@ class NerTask(FineTuningTask):
         sample = {"text": "Ada Lovelace met Charles Babbage in London."}
         given = {"type": "object", "properties": kinds, **needed, "examples": [sample]}
         texts = {"text": STRING, "type": STRING, "start": INDEX, "end": INDEX, "score": PROBABILITY}
-        marked = {name_scheme(settings.labels): make_array(make_object(texts))}
-        pair = make_array(INDEX) | {"minItems": 2, "maxItems": 2}
-        tags = make_array({"enum": settings.labels})
-        return given, make_object(marked | {"tags": tags, "places": make_array(pair)}, optional=("places",))
+        scheme, pair = name_scheme(settings.labels), make_array(INDEX) | {"minItems": 2, "maxItems": 2}
+        tags, redacted = settings.labels, {}
+        if scheme == ENTITIES:  # redaction may tag a word with either tag of a type
+            tags = list(dict.fromkeys([*tags, *(mark + tag[1:] for tag in tags if tag != "O" for mark in "BI")]))
+            texts, redacted = (
+                texts | {"placeholder": STRING},
+                {"redacted": {"type": ["string", "array"]}, "unread": INDEX},
+            )
+        marked = make_array(make_object(texts, optional=("placeholder",)))
+        words = {"tags": make_array({"enum": tags}), "places": make_array(pair)}
+        return given, make_object({scheme: marked, **words, **redacted}, optional=("places", *redacted))
 
     def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> Sentence:
         """Return the words of a text, or words as they are."""
@@ -491,6 +528,9 @@ def list_rows() -> tuple[ScoreLine, ...]:
             key, title = name.format(metric), word if split == "dev" else f"{word}, {split}"
             hidden = name.format("accuracy") if metric == "f1" else ""  # F1 of words equals their accuracy
             rows.append(ScoreLine(title, key, nothing.get(key, {}), "fraction", NER_PAPER.get(key, {}), hidden))
+        for metric, what in REDACTION_SCORES.items():
+            title = f"{what} redacted" if split == "dev" else f"{what} redacted, {split}"
+            rows.append(ScoreLine(title, name.format(metric), {}, "fraction"))
     return tuple(rows)
 
 

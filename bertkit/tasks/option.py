@@ -57,6 +57,7 @@ TOP_LEVEL = {  # key -> help text
     "stop_after": "End after this update of the schedule, as --budget does on a slow machine; 0: at its end.",
 }
 
+TYPES, NUMBERED = REDACTIONS = ("types", "numbered")  # forms of redacted names: [PER]; [PER-1], one number for a name
 CODE = "reference code"
 DIR = Option("", help="Folder of the official files (default: the Hub's data set).", is_input=True)
 MAX_TOKENS = Option(0, 0, "ours", "Maximum number of tokens that are computed at once; 0: what fits into memory.")
@@ -201,6 +202,7 @@ NER_OPTIONS: Options = {
     "scheme": Option("", help="words: each tag is a class (default: guessed).", choices=("", "entities", "words")),
     "unlabelled": UNLABELLED_ROWS,
     **SPLIT_OPTIONS,
+    "threshold": Option("", help="Redact words by a threshold with this recall of dev's names, such as recall=0.99."),
     "max_length": Option(512, 3, "5.3: maximal context", "Maximum number of tokens per sequence."),
     "context": Option(True, None, "5.3", "Add the surrounding sentences as context."),
     "order": Option(

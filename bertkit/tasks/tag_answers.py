@@ -15,9 +15,10 @@ from bertkit.data.formats.entities import TEXT_COLUMN, list_spans
 from bertkit.data.formats.writer import write_beside
 from bertkit.data.tagging import Sentence, TaggedText, split_words
 from bertkit.data.tags import WORDS, mark_words, name_scheme, write_cell
-from bertkit.metrics.ner import Entity, count_entities, find_entities
-from bertkit.metrics.table import LABEL, NAMES, PREDICTION, SPELLED, make_rows
+from bertkit.metrics.ner import Entity, count_entities, count_redacted, find_entities
+from bertkit.metrics.table import LABEL, NAMES, PREDICTION, SPELLED, make_rows, read_facts
 from bertkit.tasks.answers import Answers, Result
+from bertkit.tasks.redaction import redact
 
 PREDICTED_COLUMN = "predicted"  # the column of predictions in the rows of a table
 
@@ -32,17 +33,33 @@ class TagAnswers(Answers):
     tags: Sequence[Sequence[str]]
     likely: Sequence[Sequence[float]] | None  # the probability of each word's label; None if only tags are known
     names: Sequence[str]  # the labels
+    # The probability of each word of being in a name, negative if it has no token; None: redaction does not matter
+    shares: Sequence[Sequence[float]] | None = None
+    threshold: float | None = None  # the probability from which words are redacted; None: the names of the tags are
+    form: str | None = None  # how names are redacted in results, one of REDACTIONS; None: they are not
 
     @cached_property
     def rows(self) -> pa.Table:
-        return tabulate_tags(self.text, self.tags)
+        rows = tabulate_tags(self.text, self.tags)
+        if self.threshold is None or self.shares is None or not self.text.is_labelled:
+            return rows
+        columns = dict(zip(rows.column_names, rows.columns, strict=True))
+        columns |= count_redacted(self.shares, list_tagged(self.text), self.threshold)
+        asked = {"recall": self.text.asked_recall} if self.text.asked_recall else {}
+        return make_rows(columns, **read_facts(rows), decided={"redaction_threshold": self.threshold}, asked=asked)
 
     def list_results(self) -> list[Result]:
         scheme, results = name_scheme(self.names), []
-        for sentence, tags, likely in zip(self.text.sentences, self.tags, self.likely, strict=True):
-            result: Result = {scheme: list_entities(sentence, mark_words(tags, scheme), likely), "tags": tags}
+        for number, (sentence, tags) in enumerate(zip(self.text.sentences, self.tags, strict=True)):
+            entities = list_entities(sentence, mark_words(tags, scheme), self.likely[number])
+            result: Result = {scheme: entities, "tags": tags}
             if sentence.content is not None:
                 result["places"] = list(map(list, sentence.spans))
+            if self.form is not None:
+                content = list(sentence.words) if sentence.content is None else sentence.content
+                result |= redact(content, entities, self.form)
+                if unread := sum(share < 0 for share in self.shares[number]):
+                    result["unread"] = unread
             results.append(result)
         return results
 
@@ -53,8 +70,15 @@ class TagAnswers(Answers):
 
     @staticmethod
     def describe(result: Result) -> str:
+        if "redacted" in result:
+            return result["redacted"] if isinstance(result["redacted"], str) else " ".join(result["redacted"])
         marked = [f"{entity['text']}: {entity['type']}" for entity in TagAnswers.list_marked(result)]
         return ", ".join(marked) or "(nothing)"
+
+    @staticmethod
+    def flatten(result: Result) -> dict[str, Any]:
+        """Return the redacted text; other results form no table."""
+        return {"redacted": result["redacted"]} if "redacted" in result else {}
 
     @staticmethod
     def convert(result: Result, labels: Sequence[str]) -> Any:
@@ -96,6 +120,11 @@ def list_gold(text: TaggedText) -> list[Collection[Entity]]:
     """Return the entities of each sentence as its file has them, or its words with their classes."""
     marked = ((mark_words(sentence.tags, text.scheme), sentence.entities) for sentence in text.sentences)
     return [find_entities(tags) if entities is None else entities.keys() for tags, entities in marked]
+
+
+def list_tagged(text: TaggedText) -> list[Collection[Entity]]:
+    """Return the right entities of each sentence in whole words, as its tags have them."""
+    return [find_entities(mark_words(sentence.tags, text.scheme)) for sentence in text.sentences]
 
 
 def locate_spans(text: TaggedText, predicted: Sequence[Sequence[str]]) -> Iterator[tuple[str, list[dict[str, Any]]]]:

@@ -59,6 +59,8 @@ class PredictionSettings:
     # The highest conformity score of a label in a label set (`bertkit.metrics.calibration.choose_limit`); None: no
     # label sets
     set_limit: float | None = None
+    redact: str | None = None  # how names are redacted (`bertkit.tasks.redaction`); None: they are not
+    least: float | None = None  # takes the place of the model's `redaction_threshold`; None: that one
 
     @cached_property
     def max_length(self) -> int:
@@ -76,6 +78,7 @@ class PredictionSettings:
     def decided(self) -> Decisions:
         """Return the values that other data have decided."""
         values = {name: getattr(self.model.config, name) for name in DECIDED_VALUES} | {"set_limit": self.set_limit}
+        values |= {"redact": self.redact} | ({} if self.least is None else {"redaction_threshold": self.least})
         return {name: value for name, value in values.items() if value is not None}
 
     @cached_property

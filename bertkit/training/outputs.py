@@ -87,7 +87,8 @@ def save_best(recipe: Recipe, trainer: BertTrainer, best: Mapping[str, float], t
     model = head.from_pretrained(output / f"checkpoint-{best['step']}")
     fold_targets(model)
     thresholds = [best.get(f"threshold_{name}") for name in model.config.id2label.values()]
-    for name, value in (("tau", best.get("tau")), ("thresholds", None if None in thresholds else thresholds)):
+    decided = {name: best.get(name) for name in ("tau", "redaction_threshold")}
+    for name, value in (*decided.items(), ("thresholds", None if None in thresholds else thresholds)):
         if value is not None:
             setattr(model.config, name, value)
     temporary = output / f".{BEST}"

@@ -9,20 +9,10 @@ import pytest
 from bertkit.inference.predictor import Predictor
 from tests.exports import write_export
 from tests.served import Client, serving
-from tests.world import make_texts
+from tests.world import make_texts, place_between
 
 ROWS = 200
 HEAD = "BertForSequenceClassification"
-
-
-def place_between(values: np.ndarray, share: float) -> float:
-    """Return a number that divides values, in the middle of a gap near a share of them."""
-    values = np.sort(values)
-    near = np.arange(int(0.2 * len(values)), int(0.8 * len(values)))
-    gaps = np.diff(values)[near]
-    wide = near[gaps > 1e-3 * (values[-1] - values[0])]
-    number = wide[np.abs(wide - share * len(values)).argmin()]
-    return float(values[number] + values[number + 1]) / 2
 
 
 @pytest.mark.parametrize("decision", ["thresholds", "least_confidence"])
