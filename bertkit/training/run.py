@@ -40,7 +40,7 @@ from bertkit.system.files import atomic_write, hold_directory
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
 from bertkit.tasks.finetuning import BEST_BASELINE, IS_LEARNED, KEPT, LOSS_FALLS, SEARCHED, SOLVED
-from bertkit.tasks.task import CHOSEN_ON_DEV, TUNE, Task, score_summaries
+from bertkit.tasks.task import CHOSEN_ON_DEV, TUNE, Task
 from bertkit.training.arguments import make_arguments
 from bertkit.training.baselines import Baseline, fit_baselines, score_baselines, show_baseline
 from bertkit.training.callbacks import PredictionProgress, Progress, StopAfter, StopOnSignal
@@ -232,7 +232,6 @@ def make_trainer(
             train_dataset=data.get("train"),
             eval_dataset=dev,
             data_collator=partial(collate_parts, type(model)),
-            compute_metrics=lambda prediction: score_summaries(task, prediction.predictions, dev),
             optimizer_cls_and_kwargs=optimizer,
             callbacks=[StopOnSignal(Path(args.output_dir), progress), PredictionProgress(report), *callbacks],
         )
@@ -259,7 +258,7 @@ def finish(
 
     def predict(data: Any) -> np.ndarray:
         if id(data) not in answers:
-            answers[id(data)] = trainer.predict(data).predictions
+            answers[id(data)] = trainer.summarize(data)
         return answers[id(data)]
 
     starts = {} if recipe.is_solved else read_start(output)

@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor, nn
-from transformers import Trainer, TrainingArguments
+from transformers import EvalPrediction, Trainer, TrainingArguments
 from transformers.trainer_pt_utils import nested_concat
 
 from bertkit.errors import UsageError, join_lines
 from bertkit.system.files import write_json
 from bertkit.system.progress import Report, describe_duration
 from bertkit.system.signals import Interrupted, note_signals
-from bertkit.tasks.task import Task
+from bertkit.tasks.task import Task, score_summaries
 from bertkit.training.callbacks import Milestones, StopAfter, StopEarly, StopOnSignal, refuse_divergence
 from bertkit.training.parts import add_indices
 from bertkit.training.processes import begin_worker
@@ -95,6 +95,7 @@ class BertTrainer(Trainer):
         args._n_gpu = min(args.n_gpu, 1)  # several GPUs are several processes (accelerate launch), never DataParallel
         super().__init__(args=args, **kwargs)
         self.task = task
+        self.compute_metrics = self.score
         self.keep = keep
         self.max_tokens = max_tokens
         self.milestones = frozenset(milestones)
@@ -104,6 +105,7 @@ class BertTrainer(Trainer):
         self.sums: dict[str, Tensor] = {}  # this process's sums of the loss and its parts since the last log
         self.logged_at = 0  # the update of the last log
         self.resumed_at = 0  # the update after which this process began
+        self.scored: tuple[int, Any] = -1, None  # the update of the last evaluation, and its summaries
         self.is_weightless = False  # whether the rows of the update have weights, and all are 0
         if self.is_fsdp_enabled:
             drop_second_names(self.model)
@@ -251,6 +253,22 @@ class BertTrainer(Trainer):
 
         With group_by_length the Trainer's own sampler would sort them.
         """
+
+    def score(self, prediction: EvalPrediction) -> dict[str, float]:
+        """Return the scores of an evaluation, as `compute_metrics`, and remember its summaries."""
+        self.scored = self.state.global_step, prediction.predictions
+        return score_summaries(self.task, prediction.predictions, self.eval_dataset)
+
+    def summarize(self, data: Any) -> Any:
+        """Return the summaries of a data set; those of the last evaluation are not computed again by the same model.
+
+        Numbers are: the scale that they are learned in is part of the saved classifier only at the end.
+        """
+        config = self.accelerator.unwrap_model(self.model).config
+        is_same = data is self.eval_dataset and not self.args.load_best_model_at_end and config.learned_scale is None
+        if is_same and self.scored[0] == self.state.global_step:
+            return self.scored[1]
+        return self.predict(data).predictions
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None) -> tuple[None, Tensor, Tensor]:
         """Return the task's summary of a batch, also in place of the labels, which the Trainer requires."""
