@@ -58,8 +58,10 @@ from bertkit.training.run_dir import (
 )
 
 DATA_OPTIONS = {"dir", "corpus"}  # options of tasks that `data` stands for
-KEYWORDS = ("data", "model", "output", "text", "label", "weight", "budget", "search", "folds", "restarts", "workers")
-KEYWORDS += ("private", "redact", "least")
+KEYWORDS = (
+    *("data", "model", "output", "text", "label", "weight", "budget", "search", "folds", "restarts", "workers"),
+    *("private", "redact", "least"),
+)
 # In messages that are written for the command line.
 OPTION = re.compile(rf"--(?:({'|'.join(KEYWORDS)})\b(?: [A-Z]+\b)?|set (?:data\.)?)")
 
@@ -233,7 +235,7 @@ class Run:
             A DataFrame with the same index for a DataFrame, otherwise a list of dicts.
         """
         with name_keywords():
-            predictor = self.predictor.redact(redact, least)
+            predictor = self.predictor.with_redaction(redact, least)
             results = predictor(data)
         if not hasattr(data, "iterrows"):
             return results

@@ -12,6 +12,7 @@ Shape letters: S rows, L labels, H hidden, M words, N sizes.
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,7 @@ class TextRows:
     most = 5_000  # rows that are read
 
     def __init__(self, task: Task, examples: TextExamples, groups: np.ndarray) -> None:
+        examples = replace(examples, shares=None, weights=None)  # all rows count alike
         self.task, self.examples, self.groups = task, examples, groups
         self.texts, self.names = examples[:], examples.space.names
         self.targets = self.strata = examples.labels

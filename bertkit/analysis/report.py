@@ -289,7 +289,8 @@ def describe_training(recipe: Mapping[str, Any], log: Sequence[Mapping[str, floa
 def read_predictions(path: Path) -> dict[str, pa.Table]:
     """Return the prediction tables with right answers that a run has written, by split: dev is the first."""
     found = {file.stem: read_table(file) for file in sorted((path / PREDICTIONS).glob(f"*{TABLE_SUFFIX}"))}
-    return {split: rows for split, rows in found.items() if LABEL in rows.column_names}
+    labelled = {split: rows for split, rows in found.items() if LABEL in rows.column_names}
+    return {split: rows for split, rows in labelled.items() if not read_facts(rows).get("soft")}
 
 
 def read_explanations(path: Path) -> list[dict[str, Any]]:
@@ -334,7 +335,8 @@ def draw_figures(rows: pa.Table, split: str) -> list[Plot | Table]:
     if kind.has_several:
         return [plot_reliability(probabilities, labels, split)]
     found = [tabulate_confusion(answers, labels, names, split), plot_reliability(probabilities, labels, split)]
-    return [*found, plot_selective(rows, answers == labels, probabilities.max(axis=1), split)]
+    stated = np.append(probabilities, np.zeros((len(rows), 1)), axis=1)[np.arange(len(rows)), answers]
+    return [*found, plot_selective(rows, answers == labels, stated, split)]
 
 
 def plot_selective(rows: pa.Table, right: np.ndarray, probabilities: np.ndarray, split: str) -> Plot:

@@ -11,6 +11,7 @@ a table, and combinations of slices.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +20,7 @@ from bertkit.metrics.intervals import Interval, estimate_interval
 from bertkit.metrics.ner import score_entities
 from bertkit.metrics.rows import WeightedScore, measure_mean, measure_numbers
 from bertkit.metrics.squad import measure_questions
-from bertkit.metrics.table import LABEL, PREDICTION, read_facts, read_numbers
+from bertkit.metrics.table import LABEL, PREDICTION, WEIGHT, read_facts, read_numbers
 from bertkit.reports.tables import MISSING, ScoreLine, Table, make_table
 from bertkit.tasks.kinds import get_kind
 from bertkit.tasks.task import shorten_text
@@ -41,6 +42,8 @@ def tabulate_slices(rows: pa.Table, row: ScoreLine, split: str) -> Table | None:
     if LABEL not in rows.column_names:
         return None
     row, score = choose_score(row, rows)
+    if read_facts(rows).get("weighted"):
+        score = replace(score, row_weights=read_numbers(rows, WEIGHT))
     groups, slices = rows.column(GROUP).to_numpy(), []
     for name, numbers in list_slices(rows):
         if LEAST_ROWS <= len(numbers) < len(rows):

@@ -88,7 +88,7 @@ def predict(
     ] = None,
     redact: Annotated[
         Literal["types", "numbered"] | None,
-        typer.Option("--redact", help="Replace names by [PER], or numbered: by [PER-1].", metavar="numbered"),
+        typer.Option("--redact", help="Replace names by their type, or numbered: by [PER-1].", metavar="numbered"),
     ] = None,
     least: Annotated[
         float | None, typer.Option(help="Redact words that are in a name with this probability.", metavar="SHARE")

@@ -127,7 +127,9 @@ class LabelSpace:
             codes, rows = convert_cells(table, self.columns[0], partial(read_share_cell, names=self.names))
             shares = np.array(rows, np.float64)[codes]
         is_missing = np.isnan(shares)
-        wrong = is_missing.any(1) & ~is_missing.all(1) | (shares < 0).any(1) | (np.abs(shares.sum(1) - 1) > INEXACT)
+        is_partial = is_missing.any(1) & ~is_missing.all(1)
+        is_no_share = (shares < 0).any(1) | (np.abs(shares.sum(1) - 1) > INEXACT)
+        wrong = is_partial | is_no_share
         if wrong.any():
             row = int(wrong.argmax())
             raise UsageError(
@@ -358,12 +360,18 @@ def are_fractions(numbers: np.ndarray) -> bool:
 def name_shares(train: Columns, columns: Sequence[str], labels: Sequence[str]) -> tuple[str, ...]:
     """Return the labels of soft labels; empty if the columns hold something else.
 
-    They are soft if they hold fractions of at most 1: in a column for each label, in lists, or in objects.
+    They are soft if they hold fractions of at most 1: in a column for each label, in lists, or in objects; columns that
+    a * names also if each row has a single 1.
     """
     if len(columns) > 1:
-        cells = [encode_cells(train, name)[1] for name in columns]
-        numbers = [number for cell in chain.from_iterable(cells) if (number := parse_number(cell)) is not None]
-        return tuple(labels or columns) if are_fractions(np.array(numbers)) else ()
+        cells = [encode_cells(train, name) for name in columns]
+        numbers = [[parse_number(cell) for cell in values] for _, values in cells]
+        parsed = [number for number in chain.from_iterable(numbers) if number is not None]
+        is_soft = are_fractions(np.array(parsed))
+        if not is_soft and labels and {*labels} != {*columns}:
+            shares = [np.array(values, float)[codes] for (codes, _), values in zip(cells, numbers, strict=True)]
+            is_soft = {*parsed} == {0.0, 1.0} and bool((np.sum(shares, axis=0) == 1).all())
+        return tuple(labels or columns) if is_soft else ()
     (column,) = columns
     if column not in train.table.column_names:
         return ()

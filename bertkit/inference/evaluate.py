@@ -20,7 +20,7 @@ from bertkit.errors import UsageError, as_usage_error, pluralize
 from bertkit.inference.predictor import Predictor, read_export_record
 from bertkit.metrics.classification import FIXED_THRESHOLD
 from bertkit.metrics.ner import score_types
-from bertkit.metrics.table import LABEL, read_decided, read_facts
+from bertkit.metrics.table import BASELINE, BASELINE_PROBABILITY, LABEL, read_decided, read_facts
 from bertkit.model.checkpoint import find_file
 from bertkit.reports.tables import (
     OWN_DATA,
@@ -40,7 +40,15 @@ from bertkit.tasks.kinds import LABEL_KINDS, get_kind
 from bertkit.tasks.prediction import summarize_split
 from bertkit.tasks.task import CHOSEN_ON_DEV, PredictionSettings, Task
 from bertkit.tasks.text import CLASSIFICATION
-from bertkit.training.predictions import MISTAKES, format_table, join_rows, list_mistakes, read_table
+from bertkit.training.predictions import (
+    KEY,
+    MISTAKES,
+    TABLE_SUFFIX,
+    format_table,
+    join_rows,
+    list_mistakes,
+    read_table,
+)
 from bertkit.training.prepare import set_apart
 from bertkit.training.recipe import Recipe, load_recipe, read_recipe, resolve
 from bertkit.training.run_dir import (
@@ -191,6 +199,8 @@ def evaluate(
     if given is None:
         examples = read_own(scored, report)
     else:
+        if columns.get("label") and "gold" in task.options:  # these are the right labels
+            columns["gold"] = ""
         scored = replace(scored, recipe=resolve(scored.recipe, {"dir": given, **columns}))
         examples = task.load(scored.recipe.data, report, scored.settings.model.config)
     if not examples:
@@ -253,8 +263,19 @@ def evaluate_split(
     if target is None and name == next(iter(task.splits)) and known.is_file():
         metrics |= {key: value for key, value in read_metrics(known).items() if key == CHOSEN_ON_DEV}
     output = Path(scored.run) if target is None else target
+    if target is None:
+        rows = keep_baseline(rows, output / PREDICTIONS / f"{name}{TABLE_SUFFIX}")
     write_files(output, name, rows, None if target is None else metrics)
     return EvaluatedSplit(name, task, metrics, rows, output)
+
+
+def keep_baseline(rows: pa.Table, path: Path) -> pa.Table:
+    """Return a table with the answers of the baseline in an earlier table of the same rows, if it has them."""
+    before = read_table(path) if path.is_file() else rows
+    if BASELINE in before.column_names and before.column(KEY) == rows.column(KEY):
+        for name in (BASELINE, BASELINE_PROBABILITY):
+            rows = rows.append_column(name, before.column(name))
+    return rows
 
 
 def evaluate_table(path: Path, output: Path | None, report: Report) -> EvaluatedSplit:

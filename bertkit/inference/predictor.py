@@ -178,9 +178,9 @@ class Predictor:
         self.settings = PredictionSettings(model, tokenizer, lengths, pairs, top, set_limit)
         self.input_schema, self.output_schema = task.schema(self.settings)
         (self.sample,) = self.input_schema["examples"]
-        self.settings = self.redact(redact, least).settings
+        self.settings = self.with_redaction(redact, least).settings
 
-    def redact(self, form: str | None, least: float | None = None) -> "Predictor":
+    def with_redaction(self, form: str | None, least: float | None = None) -> "Predictor":
         """Return a predictor with this model that redacts names; arguments are `redact` and `least` of the class."""
         head = self.settings.head
         troubles = {

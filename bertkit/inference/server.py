@@ -132,7 +132,7 @@ def read_redaction(request: Request, predictor: Predictor) -> str | None:
     form = request.query_params.get("redact")
     try:
         if form is not None:
-            predictor.redact(form)
+            predictor.with_redaction(form)
     except UsageError as error:
         raise HTTPException(422, str(error).replace("--redact", "redact")) from None
     return form
@@ -247,7 +247,7 @@ class Application(FastAPI):
         """Return the results of a batch, and count it."""
         answers: dict[str | None, Iterator[Result]] = {}
         for redact in {form for form, _ in inputs}:
-            predictor = self.predictor if redact is None else self.predictor.redact(redact)
+            predictor = self.predictor if redact is None else self.predictor.with_redaction(redact)
             given = [value for form, value in inputs if form == redact]
             answers[redact] = predictor.stream(given, note=lambda lengths: SERVED_TOKENS.inc(int(lengths.sum())))
         results = [next(answers[form]) for form, _ in inputs]

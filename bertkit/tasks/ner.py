@@ -327,7 +327,8 @@ class NerTask(FineTuningTask):
 
     def decode(self, summaries: np.ndarray, data: NerData, decided: Decisions | None = None) -> TagAnswers:
         """Return the tags of every sentence, and the probability of each word's label if the summaries have it."""
-        words, decided_here, decided = get_words(data), decided is None, decided or {}
+        words, decides = get_words(data), decided is None
+        decided = decided or {}
         labels = check_decided(summaries if summaries.ndim == 2 else summaries[..., 0]).astype(np.int64)  # (S, W)
         is_word = labels != IGNORED
         tags = words.name_tags([row[known] for row, known in zip(labels, is_word, strict=True)])
@@ -336,7 +337,7 @@ class NerTask(FineTuningTask):
         rows = [row[known] for row, known in zip(summaries, is_word, strict=True)]  # (words, 3 or 4) each
         likely = words.join([row[:, 1].tolist() for row in rows], 1.0)
         form, threshold = decided.get("redact"), decided.get("redaction_threshold")
-        recall = words.text.asked_recall if decided_here and words.text.is_labelled else 0.0
+        recall = words.text.asked_recall if decides and words.text.is_labelled else 0.0
         if not (recall or form or threshold is not None):
             return TagAnswers(words.text, tags, likely, words.names)
         shares = words.join([row[:, 2].tolist() for row in rows], NO_TOKEN)

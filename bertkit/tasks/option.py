@@ -131,7 +131,6 @@ SPLIT_OPTIONS: Options = {  # options of a person's own data
     "sep": Option("", help="Character between the cells of CSV and TSV files (default: found in each file)."),
     "encoding": Option("", help="Encoding of the files (default: UTF-8, UTF-16 or cp1252, as found in each file)."),
 }
-CLASS_WEIGHTS = Option({}, help='"balanced", or a table of a weight for each label (default: equal weights).')
 UNLABELLED_ROWS = Option("error", None, help="Rows without a label: error, or drop them from training and scores.")
 CLASSIFY_OPTIONS: Options = {
     "dir": Option(
@@ -140,8 +139,8 @@ CLASSIFY_OPTIONS: Options = {
     "text": Option([], help="Column of the texts, or two columns for pairs (default: guessed from the names)."),
     "label": Option(
         [],
-        help="Column of the labels, or one column of 0 and 1, or of shares, per label, such as 'probability_*' "
-        "(default: guessed).",
+        help="Column of the labels, or columns of 0 and 1 or of shares, one for each label, as 'probability_*' names "
+        "them (default: guessed).",
     ),
     "problem_type": Option(
         "auto",
@@ -160,7 +159,7 @@ CLASSIFY_OPTIONS: Options = {
     "target_accuracy": Option(
         0.0, 0, help="Answer only texts at a confidence with this accuracy of the answers; 0: all.", below=1
     ),
-    "class_weights": CLASS_WEIGHTS,
+    "class_weights": Option({}, help='"balanced", or a table of a weight for each label (default: equal weights).'),
     "weight": Option("", help="Column of a weight for each row in the loss, the solved head and the baselines."),
     "weighted_scores": Option(False, help="Whether the weights of data.weight are those of the rows in scores too."),
     "gold": Option("", help="Column of the right labels for scores, where the labels are soft."),

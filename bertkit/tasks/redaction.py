@@ -12,6 +12,7 @@ from bertkit.errors import UsageError
 from bertkit.metrics.classification import ThresholdRule
 from bertkit.reports.tables import ScoreLine
 from bertkit.tasks.option import NUMBERED
+from bertkit.tasks.task import CHOSEN_ON_DEV
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -96,6 +97,7 @@ def describe_redaction(metrics: Mapping[str, Any]) -> list[str]:
         f"{' and '.join(shown)}; it does not guarantee that a text is anonymous"
     ]
     reached = metrics["redaction_recall"]
-    if (asked := metrics.get("asked_recall", 0.0)) > reached:
+    is_chosen = "redaction_threshold" in metrics.get(CHOSEN_ON_DEV, "")  # else other rows have chosen
+    if is_chosen and (asked := metrics.get("asked_recall", 0.0)) > reached:
         lines.append(f"no threshold redacts {asked:.1%} of the names: the nearest redacts {reached:.1%}")
     return lines

@@ -72,7 +72,7 @@ from bertkit.tasks.kinds import (
 )
 from bertkit.tasks.option import CLASSIFY_OPTIONS, TEXT_OPTIONS, list_defaults
 from bertkit.tasks.schema import PROBABILITY, Schema, make_object
-from bertkit.tasks.task import PredictionSettings, check_finite, score_summaries
+from bertkit.tasks.task import CHOSEN_ON_DEV, PredictionSettings, check_finite, score_summaries
 
 if TYPE_CHECKING:
     from bertkit.model.config import BertConfig
@@ -111,6 +111,15 @@ class TextExamples:
         columns = {name: getattr(self, name) for name in ("labels", "shares", "weights")}
         taken = {name: None if column is None else column[numbers] for name, column in columns.items()}
         return replace(self, rows=self.rows.take(numbers), **taken)
+
+    def to_scored(self, options: Mapping[str, Any]) -> "TextExamples":
+        """Return training rows as they are scored: with right labels where they have them, and the scores' weights."""
+        found = replace(self, shares=None, weights=self.weights if options["weighted_scores"] else None)
+        if options["gold"] not in self.rows.table.column_names:
+            return found
+        space = replace(self.space, columns=(options["gold"],), is_soft=False)
+        labels, is_blank, has_other, _ = space.read(self.rows)
+        return replace(found, labels=labels, space=space).take(np.flatnonzero(~(is_blank | has_other)))
 
     def limit(self, most: int) -> "TextExamples":
         """Return the first examples; 0: all."""
@@ -197,8 +206,9 @@ class TextTask(FineTuningTask):
         check_class_weights(data["class_weights"])
         if data["weighted_scores"] and not data["weight"]:
             raise UsageError("weighted_scores is set in [data], but there is no weight; name its column with --weight")
-        if data["weighted_scores"] and data["target_accuracy"]:
-            raise UsageError("target_accuracy counts rows; leave out weighted_scores, or target_accuracy, in [data]")
+        for name, is_set in {"target_accuracy": data["target_accuracy"], "calibrate": recipe.calibrate}.items():
+            if data["weighted_scores"] and is_set:
+                raise UsageError(f"{name} counts rows alike; leave out weighted_scores in [data], or {name}")
 
     def load(
         self, options: Mapping[str, Any], report: Report, config: "BertConfig | None" = None
@@ -342,7 +352,8 @@ class TextTask(FineTuningTask):
         for name in names:
             for score in ("precision", "recall"):
                 asked, reached = metrics.get(f"asked_{score}"), metrics.get(f"{score}_{name}", 0.0)
-                if asked and thresholds[name] and reached < asked:
+                is_chosen = "thresholds" in metrics.get(CHOSEN_ON_DEV, "")  # else other rows have chosen
+                if asked and thresholds[name] and reached < asked and is_chosen:
                     lines.append(
                         f"no threshold of {name!r} has a {score} of {asked:.1%}: the nearest has {reached:.1%}"
                     )
@@ -427,8 +438,8 @@ def read_scored(
         if not has_labels(table, label):
             report(f"{table.source} has no labels in {' or '.join(map(repr, label))}, skipping")
             continue
-        is_soft = kind is SINGLE_LABEL and bool(name_shares(table, list(label), ()))
-        if len(label) > 1 and not kind.has_several and not is_soft:
+        is_soft = kind is SINGLE_LABEL and (len(label) > 1 or bool(name_shares(table, list(label), ())))
+        if len(label) > 1 and not kind.has_several and {*label.values()} != {*names}:
             raise UsageError(
                 f"the model gives a text one label, but {len(label)} columns are named; name one with --label"
             )
@@ -445,7 +456,7 @@ def read_scored(
         check_missing(split, table, space, options, report)
         rows, labels, _ = read_labelled(split, table, space, report)
         found = TextExamples(rows, tuple(text), labels, space, group=group)
-        if options["weight"] and options["weight"] not in columns:
+        if options["weighted_scores"] and options["weight"] not in columns:
             report(f"{table.source} has no column {options['weight']!r}, so all its rows count alike")
         else:
             found = weigh(found, options, is_learned=False)
@@ -497,7 +508,9 @@ def make_rule(options: Mapping[str, Any], train: TextExamples) -> ThresholdRule 
     if options["target_accuracy"] and (kind.has_several or not kind.has_names):
         raise UsageError("target_accuracy is for classes, but the labels are several or numbers; leave it out")
     if space.is_soft and not options["gold"] and (options["target_accuracy"] or options["threshold"]):
-        raise UsageError("a threshold is chosen by right labels, but these are soft; name their column with data.gold")
+        raise UsageError(
+            "threshold and target_accuracy need right labels, but these are soft; name their column with data.gold"
+        )
     if not options["threshold"]:
         return None
     rule = ThresholdRule.parse(options["threshold"])

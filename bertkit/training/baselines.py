@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from bertkit.tasks.frozen import choose_head, encode_items, keep_array, load_enc
 from bertkit.tasks.kinds import SINGLE_LABEL, get_kind
 from bertkit.tasks.ner import fill_summaries, get_words
 from bertkit.tasks.task import Task
-from bertkit.tasks.text import list_targets
+from bertkit.tasks.text import TextSequences, list_targets
 from bertkit.training.predictions import GROUP, TABLE_SUFFIX, pack_table
 from bertkit.training.prepare import FITTED_ROWS, Prepared, choose_rows
 from bertkit.training.recipe import Recipe
@@ -63,31 +64,43 @@ def fit_baselines(task: Task, recipe: Recipe, prepared: Prepared, report: Report
 def fit_texts(task: Task, recipe: Recipe, prepared: Prepared, dev: str) -> Baseline:
     """Return the answers of a linear head on the TF-IDF of words or of characters, for all rows of dev."""
     others = list(task.tabulate_examples(prepared.examples[dev]).walk_texts())
+    train, labels = prepared.data["train"], len(prepared.settings["id2label"])
     rows = choose_rows(prepared.checked.keys["train"], FITTED_ROWS)
+    is_counted = mark_counted(train, rows)
+    rows, texts = rows[is_counted], list(compress(prepared.texts, is_counted))
     chooses = choose_rows(prepared.checked.keys["train"][rows], CHOOSING_ROWS)
-    train, groups, labels = prepared.data["train"], prepared.groups[rows], len(prepared.settings["id2label"])
-    weights = None if train.weights is None else train.weights[rows]
+    groups, weights = prepared.groups[rows], None if train.weights is None else train.weights[rows]
 
     def compute() -> np.ndarray:
         places, targets, row_weights = list_targets(train, rows[chooses])
-        texts = [prepared.texts[number] for number in chooses.tolist()]
-        known = None if weights is None else weights[chooses]
-        candidates = {unit: rotate(vectorize_texts(texts, texts[:1], unit, known)[0])[places] for unit in TERM_LISTS}
-        asked = groups[chooses][places]
-        unit, strength = choose_head(candidates, targets, labels, asked, row_weights=row_weights)
+        some, some_weights = [texts[number] for number in chooses.tolist()], None
+        if weights is not None:
+            some_weights = weights[chooses]
+        candidates = {
+            unit: rotate(vectorize_texts(some, some[:1], unit, some_weights)[0])[places] for unit in TERM_LISTS
+        }
+        of_places = groups[chooses][places]
+        unit, strength = choose_head(candidates, targets, labels, of_places, row_weights=row_weights)
         places, targets, row_weights = list_targets(train, rows)
-        found, dev = vectorize_texts(prepared.texts, others, unit, weights)
-        return answer(found[places], dev, targets, strength, labels, row_weights)
+        vectors, asked = vectorize_texts(texts, others, unit, weights)
+        return answer(vectors[places], asked, targets, strength, labels, row_weights)
 
-    fitted = [None if column is None else column[rows].tolist() for column in (train.labels, train.shares, weights)]
-    logits = keep_answers("tfidf", [prepared.texts, others, *fitted, groups.tolist(), labels], compute)
+    columns = (train.labels, train.shares, train.weights)
+    fitted = [None if column is None else column[rows].tolist() for column in columns]
+    logits = keep_answers("tfidf", [texts, others, *fitted, groups.tolist(), labels], compute)
     return Baseline(logits, np.arange(len(others)), len(rows))
+
+
+def mark_counted(train: TextSequences, rows: np.ndarray) -> np.ndarray:
+    """Return (R,) whether training rows with these numbers have a weight above 0."""
+    return np.ones(len(rows), bool) if train.weights is None else train.weights[rows] > 0
 
 
 def fit_frozen(task: Task, recipe: Recipe, prepared: Prepared, dev: str) -> Baseline:
     """Return the answers of a linear head on a frozen encoder's vectors, for the first rows of dev by key."""
     train, data = prepared.data["train"], prepared.data[dev]
     rows, numbers = (choose_rows(prepared.checked.keys[split], FROZEN_ROWS) for split in ("train", dev))
+    rows = rows[mark_counted(train, rows)]
     items = [part[number] for part, found in ((train, rows), (data, numbers)) for number in found.tolist()]
     vectors = encode_items(load_encoder(recipe.checkpoint, "last", len(prepared.tokenizer)), items)  # (S, H)
     places, targets, row_weights = list_targets(train, rows)

@@ -9,6 +9,7 @@ from bertkit.errors import UsageError
 from bertkit.metrics.calibration import choose_temperature, scale_logits, score_conformity
 from bertkit.model.checkpoint import find_file
 from bertkit.tasks.task import Task, check_finite
+from bertkit.tasks.text import TextSequences
 from bertkit.training.recipe import Recipe
 from bertkit.training.run_dir import CALIBRATION_FILE, read_record
 
@@ -39,6 +40,8 @@ def calibrate(
 def take_classes(task: Task, data: Any) -> np.ndarray | None:
     """Return the correct classes (S,), or (S, L) 0 or 1 for each of several labels; None without."""
     if not task.is_classifier or (data.labels.ndim == 1 and data.labels.dtype.kind == "f"):
+        return None
+    if isinstance(data, TextSequences) and data.space.is_soft:  # the right ones are unknown
         return None
     return data.labels
 

@@ -31,14 +31,7 @@ from bertkit.model.checkpoint import load_config
 from bertkit.model.precision import choose_device
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.finetuning import ENOUGH_UPDATES
-from bertkit.tasks.frozen import (
-    STRENGTHS,
-    choose_head,
-    encode_labelled,
-    encode_sentences,
-    measure_explained,
-    solve,
-)
+from bertkit.tasks.frozen import STRENGTHS, choose_head, encode_labelled, encode_sentences, measure_explained, solve
 from bertkit.tasks.ner import get_words
 from bertkit.tasks.prediction import check_types
 from bertkit.tasks.task import Task

@@ -105,6 +105,8 @@ def set_apart(recipe: Recipe, examples: dict[str, Any]) -> dict[str, Any]:
     if rows := recipe.data.get("trial_rows"):
         share = min(rows / len(task.tabulate_examples(examples["train"])), MOST_TRIAL_ROWS)
         held, others = divide(task, examples["train"], share, "data.trial_rows of train")
+        if isinstance(held, TextExamples) and "weight" in recipe.data:
+            held = held.to_scored(recipe.data)
         return {"train": others, dev: held}
     if (share := recipe.data.get("tune_share")) and TUNE not in examples:
         tune, rest = divide(task, examples[dev], share)

@@ -134,7 +134,8 @@ class BertTrainer(Trainer):
         with self.accelerator.no_sync(model):
             losses = list(map(compute, first))
         loss = torch.stack([*losses, compute(last)]).sum()
-        if self.is_weightless:  # an optimizer skips weights without a gradient: no decay, no momentum
+        # An optimizer skips weights without a gradient: no decay, no momentum. The scaler of fp16 needs gradients.
+        if self.is_weightless and self.accelerator.scaler is None:
             self.optimizer.zero_grad(set_to_none=True)
         return loss
 

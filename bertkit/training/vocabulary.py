@@ -29,7 +29,7 @@ from bertkit.system.progress import Report, ignore
 from bertkit.training.run_dir import RECIPE_FILE
 
 SHARE_HELD_OUT = 10  # one line in this number is held out; equal lines are on the same side
-WEIGHTS_FILE, GENERATION_FILE = "model.safetensors", "generation_config.json"
+WEIGHTS_FILE = "model.safetensors"
 TOKEN_TABLES = (  # ends of the names of the parameters that have a row for each token
     "embeddings.word_embeddings.weight",
     "predictions.decoder.weight",
@@ -179,9 +179,6 @@ def write_changed(checkpoint: str, tokenizer: Any, origins: Origins, output: Pat
         setattr(config, name, value)
     config.vocab_size = len(rows)
     config.save_pretrained(output)
-    if found := find_file(checkpoint, GENERATION_FILE):
-        settings = read_json(found, dict[str, Any], "save it again")
-        write_json(settings | translate_ids(settings, numbers), output / GENERATION_FILE)
     if found := find_file(checkpoint, RECIPE_FILE):
         shutil.copyfile(found, output / RECIPE_FILE)  # predictions need the lengths
     save_tokenizer(changed, output)
@@ -191,12 +188,6 @@ def write_changed(checkpoint: str, tokenizer: Any, origins: Origins, output: Pat
     )
 
 
-def translate_ids(settings: Mapping[str, Any], numbers: Mapping[int, int]) -> dict[str, Any]:
-    """Return the settings that are ids of tokens, or lists of them, with their new numbers."""
-    found = {}
-    for name, value in settings.items():
-        if name.endswith("token_id"):
-            ids = value if isinstance(value, list) else [value]
-            new = [numbers[index] for index in ids if index in numbers]
-            found[name] = new if isinstance(value, list) else next(iter(new), None)
-    return found
+def translate_ids(settings: Mapping[str, Any], numbers: Mapping[int, int]) -> dict[str, int | None]:
+    """Return the settings that are ids of tokens, with their new numbers."""
+    return {name: numbers.get(index) for name, index in settings.items() if name.endswith("token_id")}

@@ -24,7 +24,7 @@ from bertkit.studies.cells import name_folder
 from bertkit.studies.tables import describe_size, explain_scores
 from bertkit.tasks import TASKS
 from bertkit.tasks.examples import ExampleRows
-from bertkit.tasks.kinds import SINGLE_LABEL
+from bertkit.tasks.kinds import SINGLE_LABEL, Gold
 from bertkit.training.predictions import join_rows, list_mistakes, pack_table, read_table
 from bertkit.training.recipe import Recipe, read_recipe, save_recipe
 from bertkit.training.run import run
@@ -291,7 +291,7 @@ def test_hostile_words_stay_words(root, tmp_path, whole):
     shutil.copytree(root / "mrpc", folder)
     save_recipe(read_recipe(folder / "recipe.toml") | {"checkpoint": HOSTILE}, folder / "recipe.toml")
     names = [f"{HOSTILE} {number}" for number in range(3)]
-    rows = SINGLE_LABEL.decode(np.eye(3)[[0, 1, 1]], names, np.array([0, 1, 2])).rows
+    rows = SINGLE_LABEL.decode(np.eye(3)[[0, 1, 1]], names, Gold(np.array([0, 1, 2]))).rows
     texts = ExampleRows({HOSTILE: [HOSTILE] * 3}, names, rows["label"].to_pylist(), (), (1, 2, 3))
     table = join_rows(rows, texts, load_tokenizer(str(folder)))
     (folder / "predictions" / "dev.parquet").write_bytes(pack_table(table))

@@ -194,6 +194,8 @@ def test_a_recall_that_is_not_reached_is_told():
     threshold = choose_redaction(shares, gold, 0.99)
     assert count_redacted(shares, gold, threshold)["redacted_names"].tolist() == [1]
     metrics = {"redaction_threshold": threshold, "redaction_recall": 0.5, "redaction_others": 0.0, "asked_recall": 0.99}
+    assert len(describe_redaction(metrics)) == 1, "other rows have chosen"
+    metrics["chosen_on_dev"] = "redaction_threshold"
     assert describe_redaction(metrics)[1] == "no threshold redacts 99.0% of the names: the nearest redacts 50.0%"
     assert len(describe_redaction(metrics | {"redaction_recall": 0.99})) == 1
     assert math.isclose(threshold, 0.45)

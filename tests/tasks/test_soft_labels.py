@@ -10,6 +10,7 @@ from sklearn.linear_model import LogisticRegression
 from torch.nn import functional
 
 import bertkit
+from bertkit.analysis.report import write_page
 from bertkit.data.labels import SEVERAL, SINGLE, make_label_space
 from bertkit.inference.evaluate import evaluate
 from bertkit.model.checkpoint import load_model
@@ -21,7 +22,7 @@ from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
 from tests.official import write_reviews
 from tests.tasks.conftest import load_examples, make_small
-from tests.world import make_columns, read_weights
+from tests.world import find_part, make_columns, read_weights
 
 NAMES = ("bad", "so", "good")
 SHARES = np.array([[0.7, 0.2, 0.1], [0.0, 1.0, 0.0], [0.3, 0.3, 0.4]])
@@ -83,8 +84,12 @@ def test_a_row_without_shares_has_no_label():
 
 
 def test_columns_of_0_and_1_are_several_labels_unless_one_is_asked_for():
-    cells = {"a": ["1", "0", "0"], "b": ["0", "1", "1"]}
+    cells = {"is_a": ["1", "0", "0"], "is_b": ["0", "1", "1"]}
     assert find_space(cells, cells)[0].kind == SEVERAL
+    space, table = find_space(cells, cells, ["a", "b"])
+    assert (space.kind, space.is_soft, space.read(table)[0].tolist()) == (SINGLE, True, [0, 1, 1]), "named by a *"
+    cells["is_b"][0] = "1"
+    assert find_space(cells, cells, ["a", "b"])[0].kind == SEVERAL
 
 
 def test_columns_are_named_by_a_pattern(bert, tmp_path):
@@ -199,6 +204,27 @@ def test_with_right_labels_scores_compare_with_them(finished):
     assert all(torch.equal(one[name], other[name]) for name in one), "right labels only score"
 
 
+def test_no_page_calls_an_agreement_an_accuracy(finished, tmp_path):
+    """Nor label sets right, nor rows mistakes."""
+    folder, *_ = finished
+    write_page([folder / "agreement", folder / "judged"], tmp_path / "page.html")
+    for name in ("agreement", "judged"):
+        part = find_part(tmp_path / "page.html", str(folder / name))
+        words = ("Confusion matrix", "Mistakes, dev", "Accuracy of the surest")
+        assert [word in part for word in words] == [name == "judged"] * len(words)
+        assert (folder / name / "calibration.json").exists() is (name == "judged")
+
+
+def test_rows_of_train_that_are_held_back_are_scored_by_right_labels(bert, finished):
+    folder, *_ = finished
+    for gold in ("gold", ""):
+        held = prepare(make_recipe(bert, folder / "soft.csv", gold=gold, trial_rows=20)).data["dev"]
+        expected = held.rows.find("gold").to_pylist() if gold else None
+        assert held.space.is_soft is (not gold)
+        assert held.shares is None
+        assert not gold or held.space.format_labels(held.labels) == expected
+
+
 @pytest.mark.parametrize("name", ["agreement", "judged"])
 def test_evaluation_scores_as_the_run_does(finished, name):
     folder, *_ = finished
@@ -210,7 +236,8 @@ def test_evaluation_scores_as_the_run_does(finished, name):
     )
     key = "accuracy" if name == "judged" else "agreement"
     assert scored[0].metrics[key] == pytest.approx((results["label"] == expected).mean())
-    (other,) = evaluate(str(folder / name), str(folder / "more.csv"), folder / f"{name}-gold", label=["gold"])
+    frame.rename(columns={"gold": "verdict"}).to_csv(folder / "verdicts.csv", index=False)
+    (other,) = evaluate(str(folder / name), str(folder / "verdicts.csv"), folder / f"{name}-gold", label=["verdict"])
     assert other.metrics["accuracy"] == pytest.approx((results["label"] == frame.gold).mean())
 
 

@@ -15,6 +15,7 @@ from sklearn.utils.class_weight import compute_sample_weight
 from torch.nn import functional
 
 import bertkit
+from bertkit.analysis.slices import tabulate_slices
 from bertkit.inference.evaluate import evaluate
 from bertkit.metrics.intervals import estimate_interval
 from bertkit.metrics.rows import measure_mean, measure_numbers, take_values
@@ -22,6 +23,7 @@ from bertkit.tasks.frozen import choose_head, solve
 from bertkit.tasks.ner import NER
 from bertkit.tasks.text import CLASSIFICATION
 from bertkit.training.predictions import read_table
+from bertkit.training.prepare import prepare
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
 from tests.official import write_conll, write_reviews, write_table
@@ -174,6 +176,32 @@ def test_a_weight_of_0_leaves_out_and_one_of_2_repeats(bert, tmp_path, label):
         assert metrics[key] == pytest.approx(expected[key], abs=5e-3), key
 
 
+def test_words_of_rows_of_weight_0_are_unknown_to_the_baselines(bert, tmp_path):
+    found = []
+    for name, rows in {"weighted": 90, "alone": 60}.items():
+        (tmp_path / name).mkdir()
+        write_weighted(tmp_path / name / "train.csv", [1] * 60 + [0] * (rows - 60))
+        frame = pd.read_csv(tmp_path / name / "train.csv")
+        frame.loc[60:, "body"] = [f"good bad so rare{number}" for number in range(rows - 60)]
+        frame.to_csv(tmp_path / name / "train.csv", index=False)
+        write_weighted(tmp_path / name / "dev.csv", [1] * 60)
+        head = {"freeze": "encoder", "baseline": True, "data": {"pooling": "mean"}}
+        recipe = make_recipe(bert, tmp_path / name, "stars", head, weight="trust")
+        found.append(run(recipe, output=tmp_path / f"{name}-run"))
+    assert found[0]["tfidf_fitted"] == found[1]["tfidf_fitted"] == 60
+    assert found[0]["tfidf_score"] == pytest.approx(found[1]["tfidf_score"], abs=1e-6)
+
+
+def test_rows_of_train_that_are_held_back_are_scored_as_dev_is(bert, tmp_path):
+    """Those of a search count alike unless scores are weighted."""
+    table = write_weighted(tmp_path / "reviews.csv", np.arange(100) % 3)
+    for scored in (False, True):
+        recipe = make_recipe(bert, table, "stars", weight="trust", weighted_scores=scored, trial_rows=20)
+        held = prepare(recipe).data["dev"]
+        assert 15 < len(held) <= 20
+        assert (held.weights is not None) is scored
+
+
 # --- Scores -----------------------------------------------------------------------------------------------------------
 
 
@@ -243,6 +271,10 @@ def test_rows_without_their_weights_are_scored_alike(bert, tmp_path):
     (found,) = evaluate(str(tmp_path / "run"), str(table), tmp_path / "scored", lines.append)
     frame = found.rows.to_pandas()
     assert any("has no column 'trust', so all its rows count alike" in line for line in lines)
+    rows = read_table(tmp_path / "run" / "predictions" / "dev.parquet")
+    weighted = json.loads((tmp_path / "run" / "metrics.json").read_text())["accuracy"]
+    shown = [cell.lines[0][0] for cell in tabulate_slices(rows, CLASSIFICATION.table[0], "dev").rows[0]]
+    assert shown[:3] == ["all", "70", f"{100 * weighted:.1f}"]
     assert found.metrics["accuracy"] == pytest.approx((frame["label"] == frame["prediction"]).mean())
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from bertkit.inference.evaluate import evaluate
 from bertkit.reports.tables import list_shown
 from bertkit.system.hub import CARD
 from bertkit.tasks import TASKS, frozen
@@ -68,6 +69,8 @@ def test_a_word_that_decides_is_found_and_the_run_stays_the_same(root, cache, tm
     frame = tables[0].to_pandas()
     assert (frame["baseline_prediction"] == frame["label"]).mean() == pytest.approx(metrics["tfidf_accuracy"])
     assert frame["baseline_probability"].between(0.5, 1).all()
+    evaluate(str(tmp_path / "run"), None, None)
+    assert read_table(tmp_path / "run" / "predictions" / "dev.parquet").select(added) == tables[0].select(added)
     assert run(plain, output=tmp_path / "run") == metrics
     rows = {row.key: row.baselines for row in list_shown(task.table, task.metric, metrics)}
     assert list(rows["accuracy"].values()) == ["majority_accuracy", "tfidf_accuracy", "frozen_accuracy"]
