@@ -489,8 +489,8 @@ def test_rows_that_were_scored_after_the_last_update_are_not_read_again(tmp_path
         return predict(self, data, *others, **named)
 
     monkeypatch.setattr(trainer.BertTrainer, "predict", watch)
-    train = {"train": {"max_steps": 3, "eval_strategy": "steps", "eval_steps": 3, "save_strategy": "no"}}
-    made = Recipe.make(TASKS[task], made, train)
+    train = {"max_steps": 3, "eval_strategy": "steps", "eval_steps": 3, "save_strategy": "no"}
+    made = Recipe.make(TASKS[task], made, {"start": "random", "train": train})
     metrics = run(made, output=tmp_path / "once")
     assert read.count(True) == (task == "classify")
     monkeypatch.setattr(trainer.BertTrainer, "summarize", lambda self, data: self.predict(data).predictions)
