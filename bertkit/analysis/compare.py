@@ -175,6 +175,8 @@ def match(group: Sequence[Method]) -> Iterator[tuple[Method, Method, Contrast, i
     first, *others = (Method(one.name, one.task, [align(rows, keys, names) for rows in one.runs]) for one in group)
     if len({(score.rate, score.rows.shape[1:]) for method in (first, *others) for score in method.scores}) > 1:
         raise UsageError(f"{both} have answers of different kinds; give only classes, or only numbers")
+    if len({score.row_weights is None for method in (first, *others) for score in method.scores}) > 1:
+        raise UsageError(f"{both} differ in data.weighted_scores; evaluate both with the same weights")
     groups = align(next((rows for rows in tables if "task" in read_facts(rows)), tables[0]), keys, ()).column(GROUP)
     for other in others:
         contrast = intervals.compare_methods(first.scores, other.scores, groups.to_pylist())

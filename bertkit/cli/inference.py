@@ -88,7 +88,7 @@ def predict(
     ] = None,
     redact: Annotated[
         Literal["types", "numbered"] | None,
-        typer.Option("--redact", help="Replace names by their type, or numbered: by [PER-1].", metavar="numbered"),
+        typer.Option(help="Replace names by their type, or numbered: by [PER-1].", metavar="[types|numbered]"),
     ] = None,
     least: Annotated[
         float | None, typer.Option(help="Redact words that are in a name with this probability.", metavar="SHARE")
@@ -156,7 +156,7 @@ def predict(
             for result in tally.watch(answer(inputs, at_once)):
                 if "error" in result and not texts and not screen.console.is_terminal:  # a terminal would show it twice
                     complain(result["error"])
-                if texts and not is_pipeline:
+                if (texts or redact) and not is_pipeline:  # results with names in them are written to files only
                     screen.say(predictor.describe(result))
                     screen.show_explanation(result.get("explanation", ()))
                 else:

@@ -63,8 +63,8 @@ def read_flags(table: Columns, column: str) -> np.ndarray:
     def read(cell: str) -> bool:
         if (flag := MARKS.get(normalise(cell))) is None:
             raise UsageError(
-                f"{column!r} is {cell[:40]!r}, but each of several label columns must hold 0 and 1; give one column, "
-                "or columns of 0 and 1"
+                f"{column!r} is {cell[:40]!r}, but each of several label columns must hold 0 and 1, or shares that sum "
+                "to 1; give one column, or such columns"
             )
         return flag
 

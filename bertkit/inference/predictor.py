@@ -50,6 +50,7 @@ from bertkit.training.run_dir import RECIPE_FILE, read_record
 
 INPUTS_A_CHUNK = 2048  # inputs read, encoded and answered at a time
 CHARACTERS_A_CHUNK = 4_000_000  # limit of a chunk with long inputs; about 500 MB of tokens and scores
+REDACTED_TEXT = ".txt"  # ends the name of a file with nothing but redacted texts
 TOP_WORDS = 5  # words for each mask
 MOST_NAMED = 10  # truncated inputs listed in a message
 EXPORT_FILE = "export.json"  # in an export, written last: its presence means that the export is complete
@@ -283,9 +284,11 @@ class Predictor:
     def check_format(self, output: Path | None, is_pipeline: bool) -> None:
         """Check that this model's results can be written in the format of the output."""
         head, suffix = self.settings.head, "" if output is None else output.suffix
-        is_table = suffix in WRITERS
+        is_table, known = suffix in WRITERS, [".jsonl", *WRITERS]
+        if self.settings.redact is not None:
+            known.append(REDACTED_TEXT)
         troubles = {
-            f"{output} must end in .jsonl, {', '.join(WRITERS)}": suffix not in ("", ".jsonl", *WRITERS),
+            f"{output} must end in {', '.join(known)}": suffix not in ("", *known),
             f"transformers has no pipeline for {head}; leave out --format pipeline": (
                 is_pipeline and not get_form(self.sample_result).has_pipeline
             ),
@@ -333,6 +336,8 @@ class Predictor:
                     file.write("\ufeff")
                 if is_table:
                     write_joined(map(self.make_row, again, results), self.columns, output, file)
+                elif output.suffix == REDACTED_TEXT:
+                    file.writelines(f"{self.describe(result)}\n" for result in results)
                 else:
                     write_rows(map(self.format_for_pipeline, results) if is_pipeline else results, (), file, ".jsonl")
         none = f", {pluralize(counts.errors, 'invalid input')}" if counts.errors else ""

@@ -42,7 +42,7 @@ from bertkit.system.progress import Report, ignore
 from bertkit.tasks.answers import Result
 from bertkit.tasks.option import REDACTIONS
 from bertkit.tasks.prediction import limit_batch
-from bertkit.tasks.schema import STRING, make_array, make_object
+from bertkit.tasks.schema import PROBABILITY, STRING, make_array, make_object
 
 LONGEST_BODY = 1 << 20  # bytes of a request
 MOST_INPUTS = 256  # inputs of a request
@@ -50,7 +50,8 @@ LONGEST_INPUT = 20_000  # characters
 MOST_WAITING = 1024  # inputs
 DEADLINE = 30.0  # seconds from a request's headers to its answer
 JSON = "application/json"
-Asked = tuple[str | None, Input | UsageError]  # how names are redacted, and an input
+Redaction = tuple[str | None, float | None]  # the arguments of `Predictor.with_redaction`
+Asked = tuple[Redaction, Input | UsageError]
 CARD_HEADER = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)  # YAML for the Hub
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 UVICORN = {  # nothing is logged, and no header about the client is trusted
@@ -123,19 +124,20 @@ def check_input(given: Any) -> Input | UsageError:
     return given
 
 
-def read_redaction(request: Request, predictor: Predictor) -> str | None:
-    """Return how a request asks for redacted names, by its parameter `redact`; None: it does not.
+def read_redaction(request: Request, predictor: Predictor) -> Redaction:
+    """Return how a request asks for redacted names, by its parameters `redact` and `least`.
 
     Raises:
-        HTTPException: There is no such form, or the model finds no names.
+        HTTPException: They are wrong, or the model finds no names.
     """
-    form = request.query_params.get("redact")
+    given = request.query_params
     try:
-        if form is not None:
-            predictor.with_redaction(form)
-    except UsageError as error:
-        raise HTTPException(422, str(error).replace("--redact", "redact")) from None
-    return form
+        asked = given.get("redact"), float(given["least"]) if "least" in given else None
+        if any(given):
+            predictor.with_redaction(*asked)
+    except ValueError as error:
+        raise HTTPException(422, str(error).replace("--", "")) from None
+    return asked
 
 
 # --- The application --------------------------------------------------------------------------------------------------
@@ -245,11 +247,11 @@ class Application(FastAPI):
 
     def answer_batch(self, inputs: list[Asked]) -> list[Result]:
         """Return the results of a batch, and count it."""
-        answers: dict[str | None, Iterator[Result]] = {}
-        for redact in {form for form, _ in inputs}:
-            predictor = self.predictor if redact is None else self.predictor.with_redaction(redact)
-            given = [value for form, value in inputs if form == redact]
-            answers[redact] = predictor.stream(given, note=lambda lengths: SERVED_TOKENS.inc(int(lengths.sum())))
+        answers: dict[Redaction, Iterator[Result]] = {}
+        for redaction in {form for form, _ in inputs}:
+            predictor = self.predictor if redaction == (None, None) else self.predictor.with_redaction(*redaction)
+            given = [value for form, value in inputs if form == redaction]
+            answers[redaction] = predictor.stream(given, note=lambda lengths: SERVED_TOKENS.inc(int(lengths.sum())))
         results = [next(answers[form]) for form, _ in inputs]
         SERVED_INPUTS.inc(len(inputs))
         SERVED_BATCH.observe(len(inputs))
@@ -290,7 +292,8 @@ def describe_predict(predictor: Predictor) -> dict[str, Any]:
         "default": {"description": "Why there is no result.", "content": {JSON: {"schema": failed}}},
     }
     form = {"name": "redact", "in": "query", "schema": {"enum": list(REDACTIONS)}, "description": "Redact names."}
-    parameters = {"parameters": [form]} if "redacted" in output["properties"] else {}
+    least = {"name": "least", "in": "query", "schema": PROBABILITY, "description": "Redact words from here on."}
+    parameters = {"parameters": [form, least]} if "redacted" in output["properties"] else {}
     return {"requestBody": body, "responses": answers, **parameters}
 
 

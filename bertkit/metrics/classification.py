@@ -95,12 +95,16 @@ class ThresholdRule:
     @classmethod
     def parse(cls, text: str) -> "ThresholdRule":
         """Parse a rule such as f1, f0.5, precision=0.95 or recall=0.9."""
-        name, _, value = text.partition("=") if "=" in text else (text[:1], "", text[1:])
+        plain = text.replace(" ", "").lower()
+        name, _, value = plain.partition("=") if "=" in plain else (plain[:1], "", plain[1:])
         with suppress(ValueError):
             number = float(value)
             if 0 < number < (math.inf if name == "f" else 1) and name in ("f", "precision", "recall"):
                 return cls(name, number)
-        raise UsageError(f"threshold is {text!r} in [data]; give f1, f0.5, precision=0.95 or recall=0.9, for example")
+        raise UsageError(
+            f"threshold is {text!r} in [data]; give an F score, such as f1 or f0.5, or a share above 0 and below 1, "
+            "such as precision=0.95 or recall=0.9"
+        )
 
     def rate(self, right: np.ndarray, predicted: np.ndarray, positives: float) -> np.ndarray:
         """Return how good some thresholds are, from the right and the predicted rows above each; the best is highest.

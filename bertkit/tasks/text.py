@@ -44,7 +44,7 @@ from bertkit.data.splits import (
     divide_train,
     name_split,
 )
-from bertkit.errors import UsageError
+from bertkit.errors import UsageError, pluralize
 from bertkit.metrics.classification import FIXED_THRESHOLD, ThresholdRule
 from bertkit.metrics.rows import WeightedScore
 from bertkit.metrics.table import WEIGHT, read_facts, read_numbers
@@ -250,7 +250,7 @@ class TextTask(FineTuningTask):
             asked = space if split == "train" else scored
             rows, labels, left_out = read_labelled(split, table, asked, report)
             found = TextExamples(rows, tuple(text), labels, asked, group=options["group"], left_out=left_out)
-            examples[split] = weigh(found, options, is_learned=split == "train")
+            examples[split] = weigh(found, options, report, is_learned=split == "train")
         rule = make_rule(options, examples["train"])
         examples = {split: replace(found, rule=rule) for split, found in examples.items()}
         if "test" in examples and examples["test"].labels is None:
@@ -360,8 +360,8 @@ class TextTask(FineTuningTask):
         if len(names) == 2 and 0.0 in thresholds.values():
             name = max(thresholds, key=thresholds.get)
             lines.append(
-                f"a text is {name!r} if its probability is above {thresholds[name]:.3f}; plain transformers decides at "
-                "0.5, and so do the scores whose names begin with fixed_"
+                f"a text is {name!r} if the probability of {name!r} is above {thresholds[name]:.3f}; plain "
+                "transformers decides at 0.5, and so do the scores whose names begin with fixed_"
             )
         if target := metrics.get("target_accuracy"):
             line = (
@@ -459,18 +459,22 @@ def read_scored(
         if options["weighted_scores"] and options["weight"] not in columns:
             report(f"{table.source} has no column {options['weight']!r}, so all its rows count alike")
         else:
-            found = weigh(found, options, is_learned=False)
+            found = weigh(found, options, report, is_learned=False)
         examples[split] = found
     return examples
 
 
-def weigh(examples: TextExamples, options: Mapping[str, Any], is_learned: bool) -> TextExamples:
+def weigh(examples: TextExamples, options: Mapping[str, Any], report: Report, is_learned: bool) -> TextExamples:
     """Return the examples of a split with the weights and the soft labels that its loss or its scores need."""
     rows, weight = examples.rows, options["weight"]
     if examples.labels is None:
         return examples
     shares = examples.space.read_shares(rows) if is_learned and examples.space.is_soft else None
     weights = read_weights(rows, weight) if weight and (is_learned or options["weighted_scores"]) else None
+    if weights is not None:
+        use = "the loss" if is_learned else "scores"
+        none = f", {pluralize(int((weights == 0).sum()), 'row')} with 0" if not weights.all() else ""
+        report(f"{rows.source}: {use} by the weights in {weight!r}, {weights.sum():,g} in all{none}")
     return replace(examples, shares=shares, weights=weights)
 
 
@@ -544,7 +548,8 @@ def describe_labels(examples: Mapping[str, TextExamples]) -> list[str]:
 def warn_of_rare(train: TextExamples) -> list[str]:
     """Return a warning if labels have too few training rows to be learned; many of them may be another column."""
     space = train.space
-    counts = space.count(train.labels).astype(int).tolist() if LABEL_KINDS[space.kind].has_names else []
+    labels = train.labels if train.weights is None else train.labels[train.weights > 0]
+    counts = space.count(labels).astype(int).tolist() if LABEL_KINDS[space.kind].has_names else []
     rare = [f"{name!r} ({number})" for name, number in zip(space.names, counts, strict=False) if number < RARE_ROWS]
     if not rare:
         return []

@@ -239,7 +239,7 @@ def list_mistakes(rows: pa.Table) -> np.ndarray:
 
 def show_mistakes(rows: pa.Table, most: int) -> list[list[str]]:
     """Return the worst mistakes in short words: row, texts, prediction and right answer; none without answers."""
-    if LABEL not in rows.column_names:
+    if LABEL not in rows.column_names or read_facts(rows).get("soft"):
         return []
     chosen = rows.take(pa.array(list_mistakes(rows)[:most], pa.int64()))
     texts = [chosen.column(name).to_pylist() for name in read_facts(rows)["texts"]]

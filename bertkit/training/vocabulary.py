@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save
 
 from bertkit.data.formats.line import read_json
 from bertkit.data.tokenizer import get_backend, get_cached_tokenizer, load_tokenizer, save_tokenizer
-from bertkit.errors import UsageError, as_usage_error
+from bertkit.errors import UsageError, as_usage_error, pluralize
 from bertkit.model.checkpoint import check_weights, find_file, load_config
 from bertkit.system.files import atomic_open, write_json
 from bertkit.system.progress import Report, ignore
@@ -144,7 +144,7 @@ def compare(before: Any, after: Any, lines: Sequence[Sequence[str]]) -> str:
         rates.append(sum(count * len(pieces[-1][part]) for part, count in counts.items()) / max(words, 1))
     kept = sum(all(pieces[0][part] == pieces[1][part] for part in line) for line in lines)
     return (
-        f"{len(lines):,} held-out lines: {kept / len(lines):.1%} keep all pieces; "
+        f"{pluralize(len(lines), 'held-out line')}: {kept / len(lines):.1%} keep all pieces; "
         f"pieces a word: {rates[0]:.3f} before, {rates[1]:.3f} after"
     )
 

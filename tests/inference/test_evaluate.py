@@ -84,7 +84,9 @@ def test_without_data_the_tables_of_the_run_are_written_again(finish):
     for name, path in after.items():
         if name.endswith(".parquet"):
             one, other = pq.read_table(path), pd.read_parquet(pd.io.common.BytesIO(before[name]))
-            other = other.drop(columns=[column for column in other if column.startswith("baseline_")])  # not fitted again
+            other = other.drop(
+                columns=[column for column in other if column.startswith("baseline_")]
+            )  # not fitted again
             pd.testing.assert_frame_equal(one.to_pandas(), other, rtol=1e-5)
     assert (folder / "run" / "metrics.json").read_bytes() == metrics
 

@@ -99,17 +99,15 @@ def test_all_ways_redact_alike(made, tmp_path, call, decision):
     frame = pd.DataFrame({"text": texts}, index=range(5, 5 + ROWS))
     found = bertkit.load(run).predict(frame, redact="numbered", **given)
     assert (found.columns.tolist(), found.index[0]) == (["redacted"], 5)
-    if decision != "least":
-        with serving(Predictor(run, precision="fp32"), run) as port:
-            client = Client(port)
-            status, _, content = client.ask(
-                "POST", "/predict?redact=numbered", json.dumps(texts), Content_Type="application/json"
-            )
-            assert (status, [x["redacted"] for x in json.loads(content)]) == (200, expected)
-            status, answers = client.predict(texts)
-            assert (status, {tuple(answer) for answer in answers}) == (200, {("entities", "tags", "places")})
-            assert [answer["tags"] for answer in answers] == [result["tags"] for result in plain(texts)]
-            client.connection.close()
+    with serving(Predictor(run, precision="fp32"), run) as port:
+        client = Client(port)
+        asked = "/predict?redact=numbered" + "".join(f"&{name}={value}" for name, value in given.items())
+        status, _, content = client.ask("POST", asked, json.dumps(texts), Content_Type="application/json")
+        assert (status, [x["redacted"] for x in json.loads(content)]) == (200, expected)
+        status, answers = client.predict(texts)
+        assert (status, {tuple(answer) for answer in answers}) == (200, {("entities", "tags", "places")})
+        assert [answer["tags"] for answer in answers] == [result["tags"] for result in plain(texts)]
+        client.connection.close()
     (tmp_path / "texts.txt").write_text("".join(f"{text}\n" for text in texts))
     files = ["--input", tmp_path / "texts.txt", "--output", tmp_path / "a.jsonl", "--precision", "fp32"]
     code, _, errors = call("predict", run, *files, "--redact", "numbered", *option)
@@ -172,6 +170,18 @@ def test_a_table_has_the_redacted_text_in_the_place_of_the_text(made, tmp_path, 
         assert [str(row[name]) for row in rows] == frame[name].astype(str).tolist()
 
 
+def test_texts_alone_are_printed_and_written_to_a_text_file(made, tmp_path, call):
+    texts = make_texts(12)
+    (tmp_path / "letters.txt").write_text("".join(f"{text}\n" for text in texts))
+    expected = [result["redacted"] for result in Predictor(made[0], precision="fp32", redact="types")(texts)]
+    assert sum(text != redacted for text, redacted in zip(texts, expected, strict=True)) > 3
+    given = ["--input", tmp_path / "letters.txt", "--precision", "fp32", "--redact"]
+    _, said, _ = call("predict", made[0], *given)
+    assert said.splitlines() == expected
+    call("predict", made[0], *given, "--output", tmp_path / "safe.txt")
+    assert (tmp_path / "safe.txt").read_text().splitlines() == expected
+
+
 def test_without_redaction_nothing_changes(made):
     plain, redacted = Predictor(made[0], precision="fp32"), Predictor(made[0], precision="fp32", redact="types")
     texts = make_texts(20)
@@ -205,6 +215,7 @@ def test_what_cannot_be_redacted_is_refused(made, classifier, tmp_path, refused)
 def test_the_server_says_what_it_redacts(made, classifier):
     for run, form, message in (
         (made[0], "all", "redact is 'all', expected types or numbered"),
+        (made[0], "types&least=9", "least is 9.0; it must be from 0 to 1"),
         (classifier, "types", "redact is for a model of names, but BertForSequenceClassification finds none"),
     ):
         with serving(Predictor(run, precision="fp32"), run) as port:
@@ -217,8 +228,9 @@ def test_the_server_says_what_it_redacts(made, classifier):
         is_named = run == made[0]
         assert ("parameters" in described) == ('id="redact"' in page) == is_named
         if is_named:
-            (parameter,) = described["parameters"]
-            assert (parameter["name"], parameter["schema"]["enum"]) == ("redact", ["types", "numbered"])
+            forms, least = described["parameters"]
+            assert (forms["name"], forms["schema"]["enum"]) == ("redact", ["types", "numbered"])
+            assert (least["name"], least["schema"]["maximum"]) == ("least", 1)
 
 
 @pytest.mark.slow

@@ -81,7 +81,7 @@ def test_the_threshold_is_chosen_on_dev_and_its_scores_stand_beside_those_at_a_h
     assert metrics["chosen_on_dev"] == "thresholds"
     assert metrics["asked_precision"] == 0.9
     card = (folder / "run" / "README.md").read_text()
-    assert f"A text is '0' if its probability is above {metrics['threshold_0']:.3f}; plain transformers" in card
+    assert f"A text is '0' if the probability of '0' is above {metrics['threshold_0']:.3f}; plain transformers" in card
 
 
 def test_all_ways_decide_alike(finished):
@@ -126,5 +126,7 @@ def test_what_has_no_threshold_is_refused(tmp_path, bert, refused):
 
 def test_a_precision_that_is_not_reached_is_told():
     metrics = {"threshold_a": 0.7, "threshold_b": 0.0, "asked_precision": 0.95, "precision_a": 0.8, "macro_f1": 0.5}
+    assert not [x for x in CLASSIFICATION.comment(metrics) if x.startswith("no threshold")], "other rows have chosen"
+    metrics["chosen_on_dev"] = "thresholds"
     assert "no threshold of 'a' has a precision of 95.0%: the nearest has 80.0%" in CLASSIFICATION.comment(metrics)
     assert not [x for x in CLASSIFICATION.comment(metrics | {"precision_a": 0.96}) if x.startswith("no threshold")]

@@ -15,6 +15,7 @@ from sklearn.utils.class_weight import compute_sample_weight
 from torch.nn import functional
 
 import bertkit
+from bertkit.analysis.compare import compare
 from bertkit.analysis.slices import tabulate_slices
 from bertkit.inference.evaluate import evaluate
 from bertkit.metrics.intervals import estimate_interval
@@ -218,7 +219,7 @@ def finish(bert, folder, label, **data):
         .to_csv(index=False)
     )
     frame.to_csv(folder / "data" / "dev.csv", index=False)
-    recipe = make_recipe(bert, folder / "data", label, weight="trust", weighted_scores=True, **data)
+    recipe = make_recipe(bert, folder / "data", label, **{"weight": "trust", "weighted_scores": True} | data)
     return run(recipe, output=folder / "run")
 
 
@@ -293,6 +294,15 @@ def test_an_interval_is_that_of_the_weighted_rows(grouped):
     numbers = measure_numbers(rng.normal(size=120), rng.normal(size=120))["pearson"]
     alone, weighted = numbers.take(np.arange(90)), replace(numbers, row_weights=weights)
     assert take_values({"": weighted})[""] == pytest.approx(take_values({"": alone})[""])
+
+
+def test_models_whose_scores_weigh_rows_differently_are_not_compared(bert, tmp_path, refused):
+    finish(bert, tmp_path / "one", "stars")
+    finish(bert, tmp_path / "other", "stars", weighted_scores=False)
+    with refused():
+        compare([tmp_path / "one" / "run", tmp_path / "other" / "run"])
+    (same,) = compare([tmp_path / "one" / "run", tmp_path / "one" / "run"])
+    assert same.contrast.value == 0
 
 
 # --- What is refused --------------------------------------------------------------------------------------------------
