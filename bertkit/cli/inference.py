@@ -93,6 +93,9 @@ def predict(
     least: Annotated[
         float | None, typer.Option(help="Redact words that are in a name with this probability.", metavar="SHARE")
     ] = None,
+    engine: Annotated[
+        Literal["torch", "onnx"], typer.Option(help="torch; onnx: an export that is kept in the cache, in fp32.")
+    ] = "torch",
     explains: Annotated[
         bool,
         typer.Option("--explain", help="Attribute the results of texts and pairs to their words (slow)."),
@@ -129,7 +132,7 @@ def predict(
     is_pipeline = form == "pipeline"
     if explains and (is_pipeline or (output is not None and output.suffix in WRITERS)):
         raise UsageError("--explain writes JSON lines; leave out --format, and name an --output that ends in .jsonl")
-    if explains and precision == "auto":
+    if precision == "auto" and (explains or engine == "onnx"):
         precision = "fp32"
     check_checkpoint(run)
     from bertkit.inference.predictor import Counts, Predictor
@@ -139,6 +142,12 @@ def predict(
         settings |= {"redact": redact, "least": least}
         predictor = Predictor(run, **settings, report=complain)
         predictor.check_format(output, is_pipeline)
+        if engine == "onnx":
+            from bertkit.inference.export import add_export
+            from bertkit.model.onnx import import_onnxruntime
+
+            import_onnxruntime()
+            add_export(predictor, sys.maxsize, complain)
         answer = predictor.stream
         if explains:
             from bertkit.analysis.explanation import explain

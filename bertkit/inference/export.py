@@ -4,27 +4,31 @@ The exported model is compared with the run and timed before the directory is co
 Left out: the graph and the arithmetic of int8 (`bertkit.model.onnx`).
 """
 
+import json
 import shutil
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
+from huggingface_hub import cached_assets_path
 from torch import Tensor
 
 from bertkit.data.tokenizer import TOKENIZER_FILES, save_tokenizer
-from bertkit.errors import UsageError, explain_disk_error
+from bertkit.errors import UsageError, as_usage_error, explain_disk_error
 from bertkit.inference.evaluate import ScoredModel, open_scored, read_own
 from bertkit.inference.predictor import EXPORT_FILE, Predictor, read_export_record
 from bertkit.metrics.intervals import compare_methods
 from bertkit.metrics.rows import WeightedScore
 from bertkit.model.checkpoint import find_file
 from bertkit.model.config import BertConfig
+from bertkit.model.heads import BertHead
 from bertkit.model.onnx import (
     CHOOSES,
     EXACT_SETS,
@@ -36,7 +40,7 @@ from bertkit.model.onnx import (
 )
 from bertkit.reports.markdown import format_table
 from bertkit.reports.tables import Table, make_table
-from bertkit.system.files import atomic_write, check_empty, write_json
+from bertkit.system.files import atomic_write, check_empty, take_fingerprint, write_json
 from bertkit.system.hub import CARD
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.kinds import get_trained_kind
@@ -44,6 +48,8 @@ from bertkit.tasks.prediction import summarize_split
 from bertkit.training.recipe import resolve
 from bertkit.training.run_dir import CALIBRATION_FILE, RECIPE_FILE, describe_environment
 
+FEW_TOKENS = 64  # of the largest batch that an export answers faster than the model
+PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 TOLERANCE = 1e-4  # tolerance of probabilities
 PARTS = ".export-"  # prefix of the folder in the output that has the files until they are complete
 TIMED_LENGTHS = (16, 128, 512)  # tokens of one text
@@ -143,6 +149,41 @@ def export(
                 file.replace(output / file.name)
             write_json(record, output / EXPORT_FILE)
     return record, tables
+
+
+# --- A cached export --------------------------------------------------------------------------------------------------
+
+
+def add_export(predictor: Predictor, most_tokens: int, report: Report = ignore) -> None:
+    """Let an export answer the small batches of a predictor in fp32 on a CPU, if the packages for it are installed.
+
+    The export is kept in the cache under the fingerprint of weights and configuration. It is not used if it does not
+    agree with the model.
+
+    Args:
+        most_tokens: Tokens of the largest batch that the export answers.
+    """
+    model, began = predictor.settings.model, time.monotonic()
+    is_torch = isinstance(model, BertHead) and model.device.type == "cpu" and not hasattr(model, "bilstm")
+    if not is_torch or predictor.precision != "fp32" or not all(map(find_spec, PACKAGES)):
+        return
+    facts = [model.config.to_json_string(), *map(version, (*PACKAGES, "torch"))]
+    weights = (parameter.detach().numpy() for parameter in model.parameters())
+    name = take_fingerprint(json.dumps(facts).encode(), *weights)
+    path = cached_assets_path("bertkit", namespace="exports") / f"{name}.onnx"
+    with as_usage_error("the folder of cached exports"):
+        if not path.is_file():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with TemporaryDirectory(dir=path.parent, prefix=PARTS) as folder:
+                write_onnx(model, Path(folder, ONNX_FILE))
+                Path(folder, ONNX_FILE).replace(path)
+    exported = OnnxModel(path, model.config)
+    difference = measure_difference(model, exported)
+    if not difference <= TOLERANCE:
+        report(f"onnxruntime is not used: its probabilities differ by {difference:.1e}")
+        return
+    predictor.settings = replace(predictor.settings, exported=exported, most_exported=most_tokens)
+    report(f"onnxruntime answers up to {most_tokens:,} tokens at once, torch more ({time.monotonic() - began:.1f} s)")
 
 
 # --- Comparison and measurements --------------------------------------------------------------------------------------

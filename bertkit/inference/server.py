@@ -33,6 +33,7 @@ from bertkit.data.formats.rows import Input
 from bertkit.errors import UsageError, make_printable
 from bertkit.inference.address import bind
 from bertkit.inference.batching import Batcher, count_characters
+from bertkit.inference.export import FEW_TOKENS, add_export
 from bertkit.inference.predictor import Predictor
 from bertkit.model.checkpoint import find_file
 from bertkit.model.cpu import limit_kernels
@@ -353,6 +354,7 @@ def serve(
         # operations, and a text takes up to half as long again.
         with ThreadPoolExecutor(1) as loading:
             predictor = loading.submit(Predictor, run, precision=precision).result()
+            loading.submit(add_export, predictor, FEW_TOKENS, report).result()
             loading.submit(predictor, [predictor.sample]).result()  # a model that has diverged says so now
         shown = f"[{host}]" if ":" in host else host
         app = Application(predictor, run, (*LOOPBACK, shown), token, report)

@@ -84,7 +84,10 @@ def run_model(
     """
     summaries: list[Any] = [None] * len(lengths)
     for numbers in batch_by_length(lengths, limit_batch(model.device)):
-        outputs, batch = compute(task, model, make_batch(numbers.tolist()), precision)
+        engine = model
+        if settings is not None and lengths[numbers].sum() <= settings.most_exported:
+            engine = settings.exported
+        outputs, batch = compute(task, engine, make_batch(numbers.tolist()), precision)
         rows = task.summarize(outputs, batch, settings)
         if isinstance(rows, Tensor):
             rows = rows.cpu().numpy()

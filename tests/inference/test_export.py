@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
@@ -222,3 +223,81 @@ def test_int8_answers_do_not_depend_on_the_batch(rte, exact, tmp_path):
     for row, length in enumerate(lengths):
         alone = exported(**{name: column[row : row + 1, :length] for name, column in batch.items()}).logits
         assert torch.equal(alone[0], together[row])
+
+
+# --- An export in the cache -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    folder = tmp_path / "cache"
+    monkeypatch.setattr(module, "cached_assets_path", lambda *names, **kinds: folder / kinds["namespace"])
+    return folder / "exports"
+
+
+def watch(predictor, monkeypatch):
+    """Return the sizes of the batches that the export answers."""
+    sizes, exported = [], predictor.settings.exported
+    monkeypatch.setattr(exported, "session", Mock(wraps=exported.session))
+    exported.session.run.side_effect = lambda names, given: (
+        sizes.append(given["attention_mask"].shape) or exported.session._mock_wraps.run(names, given)
+    )
+    return sizes
+
+
+@pytest.mark.parametrize("head", FAST)
+def test_small_batches_are_answered_by_an_export_in_the_cache(head, cache, monkeypatch):
+    """Once made, it is read; the run's directory stays as it is."""
+    run, _ = write_export(head)
+    files, inputs, lines = sorted(run.iterdir()), INPUTS[head], []
+    expected = Predictor(run, precision="fp32")(inputs)
+    for made in (1, 0):
+        predictor, write = Predictor(run, precision="fp32"), Mock(wraps=write_onnx)
+        monkeypatch.setattr(module, "write_onnx", write)
+        module.add_export(predictor, 1000, lines.append)
+        sizes = watch(predictor, monkeypatch)
+        assert find_difference(predictor(inputs), expected) < 1e-4
+        assert (write.call_count, len(list(cache.glob("*.onnx")))) == (made, 1)
+        assert sizes
+    assert sorted(run.iterdir()) == files
+    assert all(line.startswith("onnxruntime answers up to 1,000 tokens at once, torch more (") for line in lines)
+    predictor.settings = replace(predictor.settings, most_exported=8)
+    sizes.clear()
+    predictor(inputs)
+    assert all(rows * columns <= 8 for rows, columns in sizes)
+
+
+def test_an_export_is_left_out_where_it_does_not_agree_or_another_precision_is_asked_for(cache, monkeypatch):
+    run, _ = write_export("BertForSequenceClassification")
+    lines, predictor = [], Predictor(run, precision="bf16")
+    module.add_export(predictor, 1000, lines.append)
+    assert (predictor.settings.exported, lines, cache.exists()) == (None, [], False)
+    predictor = Predictor(run, precision="fp32")
+    monkeypatch.setattr(module, "measure_difference", lambda *sides: float("nan"))
+    module.add_export(predictor, 1000, lines.append)
+    assert predictor.settings.exported is None
+    assert lines == ["onnxruntime is not used: its probabilities differ by nan"]
+
+
+def test_other_weights_have_another_export(cache, tmp_path):
+    run, _ = write_export("BertForSequenceClassification")
+    shutil.copytree(run, tmp_path / "other")
+    model = BertForSequenceClassification.from_pretrained(run)
+    with torch.no_grad():
+        model.classifier.bias.add_(0.5)
+    model.save_pretrained(tmp_path / "other")
+    for folder in (run, tmp_path / "other"):
+        predictor = Predictor(folder, precision="fp32")
+        module.add_export(predictor, 1000)
+        assert find_difference(predictor(TEXTS), Predictor(folder, precision="fp32")(TEXTS)) < 1e-4
+    assert len(list(cache.glob("*.onnx"))) == 2
+
+
+def test_the_command_takes_the_engine_that_is_asked_for(cache, call, tmp_path):
+    run, _ = write_export("BertForSequenceClassification")
+    (tmp_path / "texts.txt").write_text("".join(f"{text}\n" for text in make_texts(30)))
+    given = ["--input", tmp_path / "texts.txt", "--precision", "fp32"]
+    answers = [call("predict", run, *given, "--engine", engine) for engine in ("torch", "onnx")]
+    assert [len(list(cache.glob("*.onnx"))), "onnxruntime answers" in answers[1][2], answers[0][2]] == [1, True, ""]
+    one, other = ([json.loads(line) for line in said.splitlines()] for _, said, _ in answers)
+    assert find_difference(one, other) < 1e-4
