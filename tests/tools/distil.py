@@ -17,7 +17,8 @@ from bertkit.data.tokenizer import load_tokenizer, save_tokenizer
 from bertkit.model.bert import BertModel
 from bertkit.training.run_dir import METRICS_FILE, read_metrics
 
-LABELLED, OTHERS, LAYERS, SEEDS = 1_000, 20_000, 2, (1, 2, 3)
+LABELLED, OTHERS, LAYERS = 1_000, 20_000, 2
+ONCE = ("--epochs", 1)  # the students of many rows read them once
 
 
 def call(*words: object) -> None:
@@ -31,13 +32,15 @@ def cut_layers(model: str, folder: Path) -> Path:
     return folder
 
 
-def train(folder: Path, seed: int, rows: Path, dev: Path, model: object, *label: str) -> float:
+def train(folder: Path, seed: int, rows: Path, dev: Path, model: object, *options: object) -> float:
     """Train a model, and return its accuracy on dev."""
     data = folder / "data"
     data.mkdir(parents=True, exist_ok=True)
     for split, path in (("train", rows), ("dev", dev)):
         (data / f"{split}{path.suffix}").write_bytes(path.read_bytes())
-    call("classify", "--data", data, "--text", "sentence", *label, "--model", model, "--seed", seed, "--output", folder)
+    call(
+        "classify", "--data", data, "--text", "sentence", *options, "--model", model, "--seed", seed, "--output", folder
+    )
     return read_metrics(folder / METRICS_FILE)["accuracy"]
 
 
@@ -46,6 +49,7 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("model")
     parser.add_argument("out", type=Path)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     student, dev = cut_layers(given.model, given.out / "student"), given.out / "dev.csv"
@@ -53,7 +57,7 @@ def main() -> None:
         split: pd.read_csv(given.data / "SST-2" / f"{split}.tsv", sep="\t", quoting=3) for split in ("train", "dev")
     }
     tables["dev"].to_csv(dev, index=False)
-    for seed in SEEDS:
+    for seed in given.seeds:
         folder = given.out / str(seed)
         folder.mkdir(exist_ok=True)
         rows = (
@@ -68,8 +72,8 @@ def main() -> None:
         soft = folder / "soft.parquet"
         call("predict", folder / "teacher", "--input", folder / "others.csv", "--output", soft)
         for name, table, how in (
-            ("soft labels", soft, shares),
-            ("hard labels", soft, label),
+            ("soft labels", soft, (*shares, *ONCE)),
+            ("hard labels", soft, (*label, *ONCE)),
             ("the teacher's rows", folder / "labelled.csv", label),
         ):
             found[name] = train(folder / name.split()[0], seed, table, dev, student, *how)
