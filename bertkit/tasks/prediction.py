@@ -85,7 +85,7 @@ def run_model(
     summaries: list[Any] = [None] * len(lengths)
     for numbers in batch_by_length(lengths, limit_batch(model.device)):
         engine = model
-        if settings is not None and lengths[numbers].sum() <= settings.most_exported:
+        if settings is not None and len(numbers) * lengths[numbers].max() <= settings.most_exported:
             engine = settings.exported
         outputs, batch = compute(task, engine, make_batch(numbers.tolist()), precision)
         rows = task.summarize(outputs, batch, settings)

@@ -62,7 +62,9 @@ class PredictionSettings:
     redact: str | None = None  # how names are redacted (`bertkit.tasks.redaction`); None: they are not
     least: float | None = None  # takes the place of the model's `redaction_threshold`; None: that one
 
-    exported: "OnnxModel | None" = None  # the same model, which answers batches of at most `most_exported` tokens
+    exported: "OnnxModel | None" = (
+        None  # the same model, which answers batches of at most `most_exported` tokens, padded
+    )
     most_exported: int = 0
 
     @cached_property
