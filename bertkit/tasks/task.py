@@ -62,9 +62,8 @@ class PredictionSettings:
     redact: str | None = None  # how names are redacted (`bertkit.tasks.redaction`); None: they are not
     least: float | None = None  # takes the place of the model's `redaction_threshold`; None: that one
 
-    exported: "OnnxModel | None" = (
-        None  # the same model, which answers batches of at most `most_exported` tokens, padded
-    )
+    # The same model as an export, which answers batches of at most `most_exported` tokens, padding included
+    exported: "OnnxModel | None" = None
     most_exported: int = 0
 
     @cached_property
