@@ -350,7 +350,7 @@ def test_a_signal_around_the_stopping_evaluation_changes_nothing(recipe, patient
     assert_same_run(tmp_path / "run", patient)
 
 
-@pytest.mark.parametrize("method", ["_save_checkpoint", "predict"])
+@pytest.mark.parametrize("method", ["_save_checkpoint", "summarize"])
 def test_a_run_that_dies_after_the_stopping_evaluation_ends_at_the_same_update(
     recipe, tmp_path, patient, monkeypatch, method
 ):
@@ -369,7 +369,7 @@ def test_a_run_that_dies_after_the_stopping_evaluation_ends_at_the_same_update(
     run(Recipe.make(PRETRAIN, recipe, PATIENT), output=tmp_path / "run", report=lines.append)
     assert read_curve(tmp_path / "run") == read_curve(patient)
     assert_same_bits(read_weights(tmp_path / "run"), read_weights(patient))
-    assert f"continues after checkpoint-{6 if method == 'predict' else 4}" in lines
+    assert f"continues after checkpoint-{6 if method == 'summarize' else 4}" in lines
     assert any("stopped early after update 6" in line for line in lines)
 
 
@@ -396,7 +396,7 @@ def test_a_stop_within_or_after_an_epoch_is_the_end_of_a_resumed_run_too(tmp_pat
 def test_a_long_prediction_says_how_far_it_is(recipe, tmp_path, monkeypatch):
     lines = []
     monkeypatch.setattr("bertkit.system.progress.SECONDS_OF_SILENCE", 0)
-    change = {"train": {"max_steps": 1, "per_device_eval_batch_size": 8}}
+    change = {"train": {"max_steps": 1, "per_device_eval_batch_size": 8, "eval_strategy": "no", "eval_on_start": False}}
     run(Recipe.make(PRETRAIN, recipe, change), output=tmp_path / "run", report=lines.append)
     first = next(place for place, line in enumerate(lines) if line.startswith("predicting "))
     count = int(re.search(r"([\d,]+) sequences", lines[first])[1].replace(",", ""))
