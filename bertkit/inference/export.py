@@ -158,8 +158,8 @@ def export(
 def add_export(predictor: Predictor, most_tokens: int, report: Report = ignore) -> None:
     """Let an export answer the small batches of a predictor in fp32 on a CPU, if the packages for it are installed.
 
-    The export is kept in the cache under the fingerprint of weights and configuration. It is not used if it does not
-    agree with the model.
+    The export is kept in the cache under the fingerprint of weights, configuration and versions, if it agrees with the
+    model when it is made.
 
     Args:
         most_tokens: Tokens of the largest batch that the export answers, padding included.
@@ -176,13 +176,14 @@ def add_export(predictor: Predictor, most_tokens: int, report: Report = ignore) 
         if not path.is_file():
             path.parent.mkdir(parents=True, exist_ok=True)
             with TemporaryDirectory(dir=path.parent, prefix=PARTS) as folder:
-                write_onnx(model, Path(folder, ONNX_FILE))
-                Path(folder, ONNX_FILE).replace(path)
+                made = Path(folder, ONNX_FILE)
+                write_onnx(model, made)
+                difference = measure_difference(model, OnnxModel(made, model.config))
+                if not difference <= TOLERANCE:
+                    report(f"onnxruntime is not used: its probabilities differ by {difference:.1e}")
+                    return
+                made.replace(path)
     exported = OnnxModel(path, model.config)
-    difference = measure_difference(model, exported)
-    if not difference <= TOLERANCE:
-        report(f"onnxruntime is not used: its probabilities differ by {difference:.1e}")
-        return
     predictor.settings = replace(predictor.settings, exported=exported, most_exported=most_tokens)
     report(f"onnxruntime answers up to {most_tokens:,} tokens at once, torch more ({time.monotonic() - began:.1f} s)")
 

@@ -257,6 +257,7 @@ class Kind:
     scores: Mapping[str, str]  # key -> name in words; the first one is the score of a run
     has_names = True  # whether there are labels that a row can have or lack
     has_several = False  # whether a row may have more than one of them
+    has_classes = False  # whether a row has exactly one of them
 
     def read(self, cell: str) -> Any:
         """Return the label, the labels or the number in the cell of a prediction table."""
@@ -314,6 +315,7 @@ class SingleLabel(Kind):
 
     problem_type = SINGLE
     type = pa.string()
+    has_classes = True
     scores = {
         "macro_f1": "macro F1",
         "accuracy": "accuracy",

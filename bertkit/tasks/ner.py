@@ -66,7 +66,7 @@ from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.finetuning import ANOTHER_SEED, EVERY_EPOCH, FineTuningTask, name_baselines
 from bertkit.tasks.inputs import take_text
 from bertkit.tasks.option import NER_OPTIONS
-from bertkit.tasks.redaction import REDACTION_SCORES, describe_redaction, find_types, read_recall, tag_likely
+from bertkit.tasks.redaction import REDACTION_SCORES, choose_types, describe_redaction, read_recall, tag_likely
 from bertkit.tasks.schema import INDEX, PROBABILITY, STRING, Schema, make_array, make_object
 from bertkit.tasks.tag_answers import TagAnswers, list_gold, list_tagged, write_conll, write_rows
 from bertkit.tasks.task import PredictionSettings, check_finite, refuse_tuning, score_summaries
@@ -322,7 +322,7 @@ class NerTask(FineTuningTask):
         # The difference from 1 would round small probabilities.
         columns = [best.float(), logits.softmax(-1).amax(-1), (inside - logits[..., outside]).sigmoid()]
         if settings is not None and settings.redact is not None:
-            columns.append(find_types(logits, settings.labels).float())
+            columns.append(choose_types(logits, settings.labels).float())
         return torch.stack([gather_words(column, is_word) for column in columns], dim=-1)
 
     def decode(self, summaries: np.ndarray, data: NerData, decided: Decisions | None = None) -> TagAnswers:

@@ -66,7 +66,7 @@ def read_recall(threshold: str) -> float:
     return rule.value
 
 
-def find_types(logits: "Tensor", names: Sequence[str]) -> "Tensor":
+def choose_types(logits: "Tensor", names: Sequence[str]) -> "Tensor":
     """Return (B, T) the first label of the likeliest type but O, a type having the probabilities of its labels.
 
     Args:

@@ -438,7 +438,7 @@ def read_scored(
         if not has_labels(table, label):
             report(f"{table.source} has no labels in {' or '.join(map(repr, label))}, skipping")
             continue
-        is_soft = kind is SINGLE_LABEL and (len(label) > 1 or bool(name_shares(table, list(label), ())))
+        is_soft = kind.has_classes and (len(label) > 1 or bool(name_shares(table, list(label), ())))
         if len(label) > 1 and not kind.has_several and {*label.values()} != {*names}:
             raise UsageError(
                 f"the model gives a text one label, but {len(label)} columns are named; name one with --label"

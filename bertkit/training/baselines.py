@@ -26,7 +26,7 @@ from bertkit.reports.tables import name_limits
 from bertkit.system.progress import Report
 from bertkit.tasks.finetuning import BASELINES, BEST_BASELINE, GAIN
 from bertkit.tasks.frozen import choose_head, encode_items, keep_array, load_encoder, solve
-from bertkit.tasks.kinds import SINGLE_LABEL, get_kind
+from bertkit.tasks.kinds import get_kind
 from bertkit.tasks.ner import fill_summaries, get_words
 from bertkit.tasks.task import Task
 from bertkit.tasks.text import TextSequences, list_targets
@@ -144,7 +144,7 @@ def show_baseline(task: Task, baseline: Baseline | None, data: Any, rows: pa.Tab
 
     Both are missing in rows that the baseline has not read. Without a baseline of one class a row, there is no file.
     """
-    if baseline is None or rows is None or not task.is_classifier or get_kind(rows) is not SINGLE_LABEL:
+    if baseline is None or rows is None or not task.is_classifier or not get_kind(rows).has_classes:
         return {}
     answers = task.decode(baseline.summaries, data, {}).rows
     probabilities = read_probabilities(answers, list_names(answers)).max(axis=1)
