@@ -29,7 +29,7 @@ from bertkit.data.formats.rows import SPLIT_NAMES
 from bertkit.errors import UsageError, as_usage_error
 from bertkit.inference.evaluate import evaluate, load_predictor
 from bertkit.inference.predictor import Predictor, flatten_result
-from bertkit.model.checkpoint import find_file, load_config
+from bertkit.model.checkpoint import load_config
 from bertkit.reports.html import show_table
 from bertkit.reports.tables import list_shown, tabulate_scores
 from bertkit.studies.folds import gather_folds
@@ -37,6 +37,7 @@ from bertkit.studies.results import check_all_finished
 from bertkit.studies.runner import run_study
 from bertkit.studies.search import search_or_train
 from bertkit.studies.spec import STUDY_FILE, define_runs, make_study, propose
+from bertkit.system.hub import find_file
 from bertkit.system.progress import Report, ignore, is_notebook, show_bar
 from bertkit.system.python_state import leave_as_found
 from bertkit.tasks import TASKS

@@ -16,7 +16,7 @@ from bertkit.errors import UsageError
 from bertkit.inference.predictor import Predictor
 from bertkit.model.checkpoint import load_config, load_model, make_config
 from bertkit.model.heads import BertForSequenceClassification
-from bertkit.model.onnx import ONNX_FILE
+from bertkit.model.onnx_model import ONNX_FILE
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.training.recipe import Recipe

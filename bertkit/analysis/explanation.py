@@ -27,7 +27,7 @@ from bertkit.data.tokenizer import get_pair_template
 from bertkit.errors import explain_missing, raise_first
 from bertkit.inference.predictor import Predictor, take_rows
 from bertkit.model.attention import name_kernel
-from bertkit.model.onnx import OnnxModel
+from bertkit.model.onnx_model import OnnxModel
 from bertkit.tasks.answers import Result
 from bertkit.tasks.option import TEXT_OPTIONS, list_defaults
 from bertkit.tasks.prediction import summarize_inputs

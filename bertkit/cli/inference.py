@@ -144,9 +144,9 @@ def predict(
         predictor.check_format(output, is_pipeline)
         if engine == "onnx":
             from bertkit.inference.export import add_export
-            from bertkit.model.onnx import import_onnxruntime
+            from bertkit.model.onnx import check_exporter
 
-            import_onnxruntime()
+            check_exporter()
             add_export(predictor, sys.maxsize, complain)
         answer = predictor.stream
         if explains:
@@ -167,7 +167,8 @@ def predict(
                     complain(result["error"])
                 if (texts or redact) and not is_pipeline:  # results with names in them are written to files only
                     screen.say(predictor.describe(result))
-                    screen.show_explanation(result.get("explanation", ()))
+                    if explains:
+                        screen.show_explanation(result.get("explanation", ()))
                 else:
                     found = predictor.format_for_pipeline(result) if is_pipeline else result
                     screen.say(json.dumps(found, ensure_ascii=False))

@@ -25,6 +25,7 @@ MOST_TOKENS = 512  # positions of the published BERTs
 IGNORED = -100  # label of positions without a loss, as in torch.nn.functional.cross_entropy
 
 Pieces = list[np.ndarray]  # the tokens of a text, or of the two of a pair
+Batch = dict[str, np.ndarray]
 Cut = Callable[[Pieces, int], tuple[list[Pieces], bool]]
 
 
@@ -174,25 +175,23 @@ def report_cut(data: Sequences, is_windowed: bool, report: Report) -> None:
         report(f"{truncated:,} {count} {what}{remedy}")
 
 
-def pad(items: Sequence[dict[str, Any]]) -> dict[str, "Tensor"]:
+def pad_arrays(items: Sequence[dict[str, Any]]) -> Batch:
     """Collate sequences into a batch, padded to the longest sequence.
 
     `attention_mask` and columns with an integer per token become (B, T), other columns (B,), or (B, L) for several
     labels. The padding value is IGNORED for `labels` and 0 for all other columns, whatever the vocabulary: nothing is
     computed on padding.
     """
-    import torch
-
-    lengths = torch.tensor([len(item["input_ids"]) for item in items])
-    batch = {"attention_mask": (torch.arange(int(lengths.max())) < lengths[:, None]).long()}  # (B, T)
-    is_token = batch["attention_mask"].bool()
+    lengths = np.array([len(item["input_ids"]) for item in items])
+    is_token = np.arange(lengths.max()) < lengths[:, None]  # (B, T)
+    batch = {"attention_mask": is_token.astype(np.int64)}
     for name in items[0]:
         column = [item[name] for item in items]
         if np.ndim(column[0]) and column[0].dtype.kind != "f":
-            batch[name] = torch.full(is_token.shape, IGNORED if name == "labels" else 0)
-            batch[name][is_token] = torch.from_numpy(np.concatenate(column))  # (N,) -> (B, T)
+            batch[name] = np.full(is_token.shape, IGNORED if name == "labels" else 0)
+            batch[name][is_token] = np.concatenate(column)  # (N,) -> (B, T)
         else:
-            batch[name] = torch.from_numpy(np.array(column))  # (B,) or (B, L)
+            batch[name] = np.array(column)  # (B,) or (B, L)
     return batch
 
 
@@ -216,28 +215,50 @@ class EncodedInputs(NamedTuple):
     data: Any  # a data set of the sequences
     lengths: np.ndarray  # (S,) the tokens of each sequence
     truncated: Sequence[bool]  # whether each input was truncated
-    collate: Callable[[Sequence[dict[str, Any]]], dict[str, "Tensor"]] = pad  # returns the batch of a list of sequences
+    collate: Callable[[Sequence[dict[str, Any]]], Batch] = pad_arrays  # returns the batch of a list of sequences
     join: Callable[[list[Any]], Any] = stack_summaries  # returns what `Task.decode` takes, from that of each sequence
 
 
-def pad_choices(items: Sequence[dict[str, Any]]) -> dict[str, "Tensor"]:
-    """Collate items of several sequences, such as choices or windows, into columns of shape (B, C, T), as `pad` does.
+def pad_array_choices(items: Sequence[dict[str, Any]]) -> Batch:
+    """Collate items of several sequences, such as choices or windows, into columns (B, C, T), as `pad_arrays` does.
 
     C is the largest number of sequences of an item. An absent sequence has an `attention_mask` of zeros.
     """
-    import torch
-
     names = ("input_ids", "token_type_ids")
     pairs = [pair for item in items for pair in zip(*(item[name] for name in names), strict=True)]
-    flat = pad([dict(zip(names, pair, strict=True)) for pair in pairs])  # (N, T), N = all sequences
-    counts = torch.tensor([len(item[names[0]]) for item in items])
-    is_there = torch.arange(int(counts.max())) < counts[:, None]  # (B, C)
+    flat = pad_arrays([dict(zip(names, pair, strict=True)) for pair in pairs])  # (N, T), N = all sequences
+    counts = np.array([len(item[names[0]]) for item in items])
+    is_there = np.arange(counts.max()) < counts[:, None]  # (B, C)
     batch = {}
     for name, column in flat.items():
-        batch[name] = column.new_zeros(*is_there.shape, column.shape[1])
+        batch[name] = np.zeros((*is_there.shape, column.shape[1]), column.dtype)
         batch[name][is_there] = column  # (N, T) -> (B, C, T)
     others = [name for name in items[0] if name not in names]
-    return batch | {name: torch.from_numpy(np.array([item[name] for item in items])) for name in others}
+    return batch | {name: np.array([item[name] for item in items]) for name in others}
+
+
+def to_tensors(batch: Mapping[str, Any]) -> dict[str, "Tensor"]:
+    """Return a batch of arrays or tensors as one of tensors."""
+    import torch
+
+    return {name: torch.as_tensor(column) for name, column in batch.items()}
+
+
+def to_array(x: "np.ndarray | Tensor") -> np.ndarray:
+    """Return an array, or a tensor on any device as one, in fp32 if it is of half precision."""
+    if isinstance(x, np.ndarray):
+        return x
+    return (x.float() if x.is_floating_point() else x).cpu().numpy()
+
+
+def pad(items: Sequence[dict[str, Any]]) -> dict[str, "Tensor"]:
+    """Return `pad_arrays` as tensors."""
+    return to_tensors(pad_arrays(items))
+
+
+def pad_choices(items: Sequence[dict[str, Any]]) -> dict[str, "Tensor"]:
+    """Return `pad_array_choices` as tensors."""
+    return to_tensors(pad_array_choices(items))
 
 
 def batch_by_length(lengths: np.ndarray, tokens: int = TOKENS_A_BATCH) -> Iterator[np.ndarray]:

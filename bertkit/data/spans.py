@@ -318,6 +318,17 @@ def keep_top(start_logits: "Tensor", end_logits: "Tensor") -> "Tensor":
     return torch.cat([torch.stack([values, positions], dim=2).flatten(1), logits[:, :, 0]], dim=1)
 
 
+def keep_top_arrays(start_logits: np.ndarray, end_logits: np.ndarray) -> np.ndarray:
+    """Return `keep_top` of arrays (B, T)."""
+    logits = np.stack([start_logits, end_logits], axis=1)  # (B, 2, T)
+    positions = np.argsort(-logits, axis=-1, kind="stable")[..., :N_BEST]  # (B, 2, K)
+    values = np.take_along_axis(logits, positions, axis=-1)  # (B, 2, K)
+    room = [(0, 0), (0, 0), (0, N_BEST - values.shape[2])]
+    values, positions = np.pad(values, room, constant_values=-np.inf), np.pad(positions, room)
+    kept = np.stack([values, positions.astype(np.float32)], axis=2)  # (B, 2, 2, N_BEST)
+    return np.concatenate([kept.reshape(len(kept), -1), logits[:, :, 0]], axis=1)
+
+
 def decode_windows(kept: np.ndarray, windows: Windows) -> list[Answer]:
     """Decode the answers to all questions from the output of `keep_top` for each window.
 

@@ -21,7 +21,6 @@ from bertkit.inference.predictor import Predictor, read_export_record
 from bertkit.metrics.classification import FIXED_THRESHOLD
 from bertkit.metrics.ner import score_types
 from bertkit.metrics.table import BASELINE, BASELINE_PROBABILITY, LABEL, read_decided, read_facts
-from bertkit.model.checkpoint import find_file
 from bertkit.reports.tables import (
     OWN_DATA,
     Table,
@@ -32,6 +31,7 @@ from bertkit.reports.tables import (
     tabulate_types,
 )
 from bertkit.system.files import atomic_open
+from bertkit.system.hub import find_file
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
 from bertkit.tasks.equal_rows import check_rows

@@ -26,22 +26,19 @@ from bertkit.inference.evaluate import ScoredModel, open_scored, read_own
 from bertkit.inference.predictor import EXPORT_FILE, Predictor, read_export_record
 from bertkit.metrics.intervals import compare_methods
 from bertkit.metrics.rows import WeightedScore
-from bertkit.model.checkpoint import find_file
 from bertkit.model.config import BertConfig
 from bertkit.model.heads import BertHead
 from bertkit.model.onnx import (
-    CHOOSES,
     EXACT_SETS,
-    ONNX_FILE,
-    OnnxModel,
-    import_onnxruntime,
+    check_exporter,
     quantize,
     write_onnx,
 )
+from bertkit.model.onnx_model import CHOOSES, ONNX_FILE, OnnxModel
 from bertkit.reports.markdown import format_table
 from bertkit.reports.tables import Table, make_table
 from bertkit.system.files import atomic_write, check_empty, take_fingerprint, write_json
-from bertkit.system.hub import CARD
+from bertkit.system.hub import CARD, find_file
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.kinds import get_trained_kind
 from bertkit.tasks.prediction import summarize_split
@@ -102,7 +99,7 @@ def export(
         int8: Whether to export in int8.
         data: The folder of the data with this dev; None: that of the run's recipe.
     """
-    import_onnxruntime()
+    check_exporter()
     if read_export_record(run):
         raise UsageError(f"{run} is an export already; give the run that it was made from")
     predictor = Predictor(run, precision="fp32")
@@ -223,7 +220,7 @@ def measure_difference(model: Any, exported: OnnxModel) -> float:
 def list_probabilities(outputs: Any, config: BertConfig, batch: dict[str, Tensor]) -> Iterator[Tensor]:
     """Yield the probabilities of each of a head's outputs at real tokens; the scores of a regression as they are."""
     mask = batch["attention_mask"].bool()
-    for values in outputs.values():
+    for values in map(torch.as_tensor, outputs.values()):
         if values.dim() > mask.dim():
             values = values[mask]  # (N, L)
         yield get_trained_kind(config).activate(values)

@@ -27,16 +27,15 @@ from bertkit.data.formats.rows import Input, LocatedInput
 from bertkit.data.formats.writer import write_rows
 from bertkit.data.labels import PAIR_NAMES
 from bertkit.data.long_texts import LONG
+from bertkit.data.saved_tokenizer import SavedTokenizer
 from bertkit.data.tokenizer import load_tokenizer
-from bertkit.errors import UsageError, explain_disk_error, list_some, pluralize, raise_first
+from bertkit.errors import UsageError, as_usage_error, explain_disk_error, list_some, pluralize, raise_first
 from bertkit.inference.batching import cut_into_chunks
 from bertkit.inference.tables import WRITERS, Row, write_joined
 from bertkit.metrics.calibration import choose_limit
-from bertkit.model.checkpoint import TRAINED, find_file, load_config, load_model
-from bertkit.model.cpu import order_weights
-from bertkit.model.onnx import ONNX_FILE, OnnxModel
-from bertkit.model.precision import cast_weights, choose_device, choose_precision
+from bertkit.model.onnx_model import ONNX_FILE, ExportConfig, OnnxModel
 from bertkit.system.files import atomic_open
+from bertkit.system.hub import find_file
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import ANSWERING, FORMS, TASKS
 from bertkit.tasks.answers import Answers, Result
@@ -53,6 +52,7 @@ CHARACTERS_A_CHUNK = 4_000_000  # limit of a chunk with long inputs; about 500 M
 REDACTED_TEXT = ".txt"  # ends the name of a file with nothing but redacted texts
 TOP_WORDS = 5  # words for each mask
 MOST_NAMED = 10  # truncated inputs listed in a message
+CONFIG_FILE = "config.json"
 EXPORT_FILE = "export.json"  # in an export, written last: its presence means that the export is complete
 Length = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -140,26 +140,13 @@ class Predictor:
         record = read_export_record(name)
         if record is not None and precision not in ("auto", record.precision):
             raise UsageError(f"{name} is an export in {record.precision}, got precision {precision!r}; leave it out")
-        self.precision = choose_precision(precision) if record is None else record.precision
-        config = load_config(name)
-        head = str((config.architectures or ["none"])[0])
-        if (task := ANSWERING.get(head.replace("BiLSTM", ""))) is None or not hasattr(bertkit, head):
-            raise UsageError(
-                f"{name} has the head {head!r}, which does not predict classes, answers, tags, endings or masked "
-                "words; give a fine-tuned run (for vectors, use bertkit features)"
-            )
-        tokenizer = load_tokenizer(name, report=report)
-        if record is not None:
-            model = OnnxModel(Path(name, ONNX_FILE), config, is_int8=record.precision == "int8")
+        if record is None:
+            model, tokenizer, self.precision = load_head(name, precision, report)
         else:
-            settings = {key: getattr(config, key) for key in TRAINED if key != "text_columns"}
-            model, missing = load_model(getattr(bertkit, head), name, settings | {"vocab_size": len(tokenizer)})
-            if missing:
-                missing = ", ".join(missing[:3])
-                raise UsageError(f"{name} lacks weights of its {head}: {missing}; give a fine-tuned model")
-            model = model.eval().requires_grad_(False).to(choose_device())
-            cast_weights(model, self.precision)
-            order_weights(model)
+            model, tokenizer = load_export(Path(name), record.precision, report)
+            self.precision = record.precision
+        config = model.config
+        task = ANSWERING[str(config.architectures[0]).replace("BiLSTM", "")]
         labels = config.id2label
         names = {label for label in labels.values() if isinstance(label, str)}
         if sorted(labels) != list(range(len(labels))) or len(names) < len(labels):
@@ -361,6 +348,40 @@ class Predictor:
             return [texts]
         size = len(self.sample)
         return [texts[start : start + size] for start in range(0, len(texts), size)]
+
+
+def load_head(name: str, precision: str, report: Report) -> tuple[Any, Any, str]:
+    """Return a run's model or another checkpoint with a head, its tokenizer, and the precision."""
+    from bertkit.model.checkpoint import TRAINED, load_config, load_model
+    from bertkit.model.cpu import order_weights
+    from bertkit.model.precision import cast_weights, choose_device, choose_precision
+
+    precision, config = choose_precision(precision), load_config(name)
+    head = str((config.architectures or ["none"])[0])
+    if head.replace("BiLSTM", "") not in ANSWERING or not hasattr(bertkit, head):
+        raise UsageError(
+            f"{name} has the head {head!r}, which does not predict classes, answers, tags, endings or masked "
+            "words; give a fine-tuned run (for vectors, use bertkit features)"
+        )
+    tokenizer = load_tokenizer(name, report=report)
+    settings = {key: getattr(config, key) for key in TRAINED}
+    model, missing = load_model(getattr(bertkit, head), name, settings | {"vocab_size": len(tokenizer)})
+    if missing:
+        missing = ", ".join(missing[:3])
+        raise UsageError(f"{name} lacks weights of its {head}: {missing}; give a fine-tuned model")
+    model = model.eval().requires_grad_(False).to(choose_device())
+    cast_weights(model, precision)
+    order_weights(model)
+    return model, tokenizer, precision
+
+
+def load_export(directory: Path, precision: str, report: Report) -> tuple[OnnxModel, Any]:
+    """Return the model of an export and its tokenizer, without torch and transformers if it is BERT's own."""
+    with as_usage_error(str(directory / CONFIG_FILE), "export the run again"):
+        config = msgspec.json.decode((directory / CONFIG_FILE).read_bytes(), type=ExportConfig)
+    model = OnnxModel(directory / ONNX_FILE, config, is_int8=precision == "int8")
+    is_usual = SavedTokenizer.fits(directory)
+    return model, SavedTokenizer(directory) if is_usual else load_tokenizer(directory, report=report)
 
 
 def get_form(result: Result) -> type[Answers]:

@@ -35,10 +35,9 @@ from bertkit.inference.address import bind
 from bertkit.inference.batching import Batcher, count_characters
 from bertkit.inference.export import FEW_TOKENS, add_export
 from bertkit.inference.predictor import Predictor
-from bertkit.model.checkpoint import find_file
 from bertkit.model.cpu import limit_kernels
 from bertkit.reports.html import load_template
-from bertkit.system.hub import CARD
+from bertkit.system.hub import CARD, find_file
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.answers import Result
 from bertkit.tasks.option import REDACTIONS
@@ -168,7 +167,7 @@ class Application(FastAPI):
         name = Path(run).resolve().name if Path(run).is_dir() else run
         super().__init__(title=name, version=bertkit.__version__, openapi_url=None, lifespan=self.run_model)
         self.predictor, self.token, self.report = predictor, token, report
-        self.batcher = Batcher(self.answer_batch, limit_batch(predictor.settings.model.device), MOST_WAITING)
+        self.batcher = Batcher(self.answer_batch, limit_batch(predictor.settings.model), MOST_WAITING)
         SERVED_WAITING.set_function(lambda: self.batcher.waiting)
         page = HTMLResponse(render_page(predictor, name, run, asks_token=bool(token)))
         kept = {"dependencies": [Depends(self.check_token)] if token else []}

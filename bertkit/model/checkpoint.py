@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from safetensors import safe_open
 from torch import nn
 from transformers import PreTrainedConfig
@@ -18,7 +16,7 @@ from transformers import PreTrainedConfig
 from bertkit.errors import UsageError, as_usage_error, check_access, join_lines
 from bertkit.model.config import BertConfig, check_attention
 from bertkit.system.files import take_fingerprint
-from bertkit.system.hub import check_checkpoint, explain_trouble, find_cached, split_revision
+from bertkit.system.hub import check_checkpoint, explain_trouble, find_cached, find_file, split_revision
 
 BERT_KEYS = {"vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "type_vocab_size"}
 RENAMED = {
@@ -65,21 +63,6 @@ def trace_commit(checkpoint: str) -> dict[str, str]:
     """Return the name of a checkpoint on the Hub with its commit in the cache; empty for a path."""
     path = None if Path(checkpoint).exists() else find_cached(checkpoint, "config.json")
     return {split_revision(checkpoint)[0]: path.parent.name} if path else {}
-
-
-def find_file(checkpoint: str, name: str) -> Path | None:
-    """Return a file of a checkpoint, local, cached or from the Hub; None if the checkpoint lacks it."""
-    if Path(checkpoint).exists():
-        return path if (path := Path(checkpoint, name)).is_file() else None
-    with as_usage_error(f"{name} of {checkpoint}"):
-        model, revision = split_revision(checkpoint)
-        is_offline = explain_trouble(checkpoint) is not None
-        try:
-            return Path(hf_hub_download(model, name, revision=revision, local_files_only=is_offline))
-        except EntryNotFoundError as error:
-            if isinstance(error, LocalEntryNotFoundError) and not is_offline:  # the Hub did not answer
-                raise
-    return None
 
 
 def find_weights(checkpoint: str) -> str:

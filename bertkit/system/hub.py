@@ -9,7 +9,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import NamedTuple
 
-from bertkit.errors import UsageError, check_access, join_lines
+from bertkit.errors import UsageError, as_usage_error, check_access, join_lines
 
 # name or owner/name; :config and @revision may follow: a branch, a tag, a commit, or refs/pr/1
 HUB_NAME = re.compile(r"([\w.-]+(?:/[\w.-]+)?)(?::([\w.-]+))?(?:@((?:refs/\w+/)?[\w.-]+))?")
@@ -87,6 +87,24 @@ def explain_trouble(checkpoint: str) -> str | None:
     """
     name, revision = split_revision(checkpoint)
     return None if Path(checkpoint).exists() else explain_hub_trouble(name, "model", revision)
+
+
+def find_file(checkpoint: str, name: str) -> Path | None:
+    """Return a file of a checkpoint, local, cached or from the Hub; None if the checkpoint lacks it."""
+    if Path(checkpoint).exists():
+        return path if (path := Path(checkpoint, name)).is_file() else None
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    with as_usage_error(f"{name} of {checkpoint}"):
+        model, revision = split_revision(checkpoint)
+        is_offline = explain_trouble(checkpoint) is not None
+        try:
+            return Path(hf_hub_download(model, name, revision=revision, local_files_only=is_offline))
+        except EntryNotFoundError as error:
+            if isinstance(error, LocalEntryNotFoundError) and not is_offline:  # the Hub did not answer
+                raise
+    return None
 
 
 def find_cached(checkpoint: str, name: str) -> Path | None:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy.special import softmax
 
-from bertkit.data.sequences import IGNORED, EncodedInputs
+from bertkit.data.sequences import IGNORED, EncodedInputs, to_array
 from bertkit.data.tokenizer import get_cached_tokenizer
 from bertkit.errors import UsageError
 from bertkit.tasks.answers import Answers, Decisions, PairAnswers, Result, judge_pairs
@@ -73,16 +74,23 @@ class FillMaskTask(Task):
         self, outputs: Any, batch: Mapping[str, "Tensor"], settings: PredictionSettings | None = None
     ) -> list[tuple[Any, Any]]:
         """Return for each sequence the likeliest words of its masks, and NSP logits (2,) or None."""
-        logits = outputs.logits if "logits" in outputs else outputs.prediction_logits  # (M, V)
-        chances = logits.float().softmax(-1)[:, : len(settings.tokenizer)]  # the model may have room for more
-        best = chances.topk(min(settings.top, chances.shape[-1]))  # (M, top)
-        check_finite(best.values.cpu().numpy())
-        words = [settings.tokenizer.convert_ids_to_tokens(ids) for ids in best.indices.tolist()]
-        masks = [list(zip(*pair, strict=True)) for pair in zip(words, best.values.tolist(), strict=True)]
-        counts = (batch["labels"] != IGNORED).sum(1).cpu().numpy()
+        logits = outputs["logits" if "logits" in outputs else "prediction_logits"]  # (M, V)
+        size = len(settings.tokenizer)  # the model may have room for more
+        if isinstance(logits, np.ndarray):
+            chances = softmax(logits, axis=-1)[:, :size]
+            ids = np.argsort(-chances, axis=-1, kind="stable")[:, : settings.top]  # (M, top)
+            values = np.take_along_axis(chances, ids, axis=-1)  # (M, top)
+        else:
+            chances = logits.float().softmax(-1)[:, :size]
+            best = chances.topk(min(settings.top, chances.shape[-1]))
+            values, ids = best.values.cpu().numpy(), best.indices
+        check_finite(values)
+        words = [settings.tokenizer.convert_ids_to_tokens(row) for row in ids.tolist()]
+        masks = [list(zip(*pair, strict=True)) for pair in zip(words, values.tolist(), strict=True)]
+        counts = to_array((batch["labels"] != IGNORED).sum(1))
         parts = [masks[end - count : end] for count, end in zip(counts, np.cumsum(counts), strict=True)]
         follows = outputs.get("seq_relationship_logits")
-        pairs = [None] * len(counts) if follows is None else check_finite(follows.float().cpu().numpy())
+        pairs = [None] * len(counts) if follows is None else check_finite(to_array(follows))
         return list(zip(parts, pairs, strict=True))
 
     def decode(

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from bertkit.data.splits import UNLABELLED
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import raise_first
@@ -87,9 +89,9 @@ class FineTuningTask(Task):
 
     def summarize(
         self, outputs: Any, batch: Mapping[str, "Tensor"], settings: PredictionSettings | None = None
-    ) -> "Tensor":
+    ) -> "Tensor | np.ndarray":
         """Return the logits (B, L), or (B, C) for multiple choice."""
-        return outputs.logits.float()
+        return outputs.logits if isinstance(outputs.logits, np.ndarray) else outputs.logits.float()
 
     def baseline(self, train: Any, dev: Any) -> dict[str, float]:
         """Return the scores of `score_nothing` as `majority_…`, and the metric's also as `majority_score`."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from scipy.special import expit, logsumexp, softmax
 
 from bertkit.data.formats.annotations import list_brat_files, read_exports
 from bertkit.data.formats.conll import (
@@ -40,7 +41,7 @@ from bertkit.data.formats.entities import (
 )
 from bertkit.data.formats.rows import choose_reader, has_splits, locate_column
 from bertkit.data.labels import BALANCED, check_class_weights, match_weights
-from bertkit.data.sequences import IGNORED, EncodedInputs, pad
+from bertkit.data.sequences import IGNORED, Batch, EncodedInputs, pad_arrays
 from bertkit.data.splits import DROP, UNLABELLED, check_split_options, divide_train, name_split
 from bertkit.data.tagging import (
     ABSENT,
@@ -66,7 +67,14 @@ from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.finetuning import ANOTHER_SEED, EVERY_EPOCH, FineTuningTask, name_baselines
 from bertkit.tasks.inputs import take_text
 from bertkit.tasks.option import NER_OPTIONS
-from bertkit.tasks.redaction import REDACTION_SCORES, choose_types, describe_redaction, read_recall, tag_likely
+from bertkit.tasks.redaction import (
+    REDACTION_SCORES,
+    choose_array_types,
+    choose_types,
+    describe_redaction,
+    read_recall,
+    tag_likely,
+)
 from bertkit.tasks.schema import INDEX, PROBABILITY, STRING, Schema, make_array, make_object
 from bertkit.tasks.tag_answers import TagAnswers, list_gold, list_tagged, write_conll, write_rows
 from bertkit.tasks.task import PredictionSettings, check_finite, refuse_tuning, score_summaries
@@ -305,13 +313,15 @@ class NerTask(FineTuningTask):
 
     def summarize(
         self, outputs: Any, batch: Mapping[str, "Tensor"], settings: PredictionSettings | None = None
-    ) -> "Tensor":
+    ) -> "Tensor | np.ndarray":
         """Return (B, W, 3): label, its probability and that of not being O, of a sequence's own words with a token.
 
         W is the largest number of such words; others are padded with IGNORED. Labels are UNDECIDED where the logits are
         NaN or infinite. The Trainer pads batches of another W with the same -100. With settings that redact it is
         (B, W, 4), with a label of the likeliest type.
         """
+        if isinstance(outputs.logits, np.ndarray):
+            return summarize_arrays(outputs.logits, batch["labels"] != IGNORED, settings)
         import torch
 
         is_word, logits = batch["labels"] != IGNORED, outputs.logits.float()  # (B, T) and (B, T, L)
@@ -421,14 +431,12 @@ class NerTask(FineTuningTask):
 
         The `labels` of a batch say which words are tagged; for a head that reads words they are as `ner` gives them.
         """
-        from bertkit.model.bilstm_heads import BertFeaturesForTokenClassification
-
         sentences = [replace(example, document=number) for number, example in enumerate(examples, 1)]
         text = TaggedText("the input", sentences, len(examples), "IOB2", 0)
         data = encode_words(text, settings.labels, settings.tokenizer, settings.max_length)
         # The BiLSTM of the feature-based approach reads the words of one part of a long text only.
-        is_featured = isinstance(settings.model, BertFeaturesForTokenClassification)
-        data, collate = (data, locate_words) if is_featured else (data.merge(), pad)
+        is_featured = settings.head == "BertFeaturesForTokenClassification"
+        data, collate = (data, locate_words) if is_featured else (data.merge(), pad_arrays)
         return EncodedInputs(data, data.stops - data.starts + 2, [False] * len(examples), collate)
 
 
@@ -463,6 +471,20 @@ def gather_words(values: "Tensor", known: "Tensor") -> "Tensor":
     return torch.full_like(is_word, IGNORED, dtype=values.dtype).masked_scatter(is_word, values[known])
 
 
+def summarize_arrays(logits: np.ndarray, is_word: np.ndarray, settings: PredictionSettings | None) -> np.ndarray:
+    """Return `NerTask.summarize` of arrays: logits (B, T, L), and whether tokens are words (B, T)."""
+    best = np.where(np.isfinite(logits).all(-1), logits.argmax(-1), UNDECIDED)  # (B, T)
+    outside = 0 if settings is None or "O" not in settings.labels else settings.labels.index("O")
+    inside = logsumexp(np.delete(logits, outside, axis=-1), axis=-1)
+    columns = [best, softmax(logits, axis=-1).max(-1), expit(inside - logits[..., outside])]
+    if settings is not None and settings.redact is not None:
+        columns.append(choose_array_types(logits, settings.labels))
+    counts = is_word.sum(1)
+    kept = np.full((len(counts), max(counts.max(), 1), len(columns)), IGNORED, np.float32)  # (B, W, columns)
+    kept[np.arange(kept.shape[1]) < counts[:, None]] = np.stack(columns, axis=-1)[is_word]
+    return kept
+
+
 def list_keys(text: TaggedText, group: str) -> Iterator[str]:
     """Yield what keeps each sentence together with others: its group, or its document, or its words."""
     if group and text.rows is None:
@@ -494,16 +516,15 @@ def name_type(tag: str, scheme: str) -> str:
     return tag if scheme == WORDS or tag == "O" else tag[2:]
 
 
-def locate_words(items: Sequence[dict[str, Any]]) -> dict[str, "Tensor"]:
+def locate_words(items: Sequence[dict[str, Any]]) -> Batch:
     """Return the batch of some sequences with `word_positions` and `labels` (B, W), for a head that reads words."""
-    import torch
-    from torch.nn.utils.rnn import pad_sequence
-
-    positions = [torch.from_numpy(np.flatnonzero(item["labels"] != IGNORED)) for item in items]
-    return pad(items) | {
-        "word_positions": pad_sequence(positions, batch_first=True, padding_value=ABSENT),
-        "labels": pad_sequence(list(map(torch.zeros_like, positions)), batch_first=True, padding_value=IGNORED),
-    }
+    batch = pad_arrays(items)
+    is_word = batch["labels"] != IGNORED  # (B, T)
+    counts = is_word.sum(1)
+    there = np.arange(counts.max()) < counts[:, None]  # (B, W)
+    positions = np.full(there.shape, ABSENT)
+    positions[there] = is_word.nonzero()[1]
+    return batch | {"word_positions": positions, "labels": np.where(there, 0, IGNORED)}
 
 
 def describe_words(data: WordWindows, split: str) -> str:

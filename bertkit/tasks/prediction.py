@@ -4,15 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from bertkit.data.sequences import TOKENS_A_BATCH, EncodedInputs, batch_by_length, collate, stack_summaries
+from bertkit.data.sequences import TOKENS_A_BATCH, EncodedInputs, batch_by_length, collate, stack_summaries, to_tensors
 from bertkit.errors import UsageError
 from bertkit.metrics.calibration import scale_logits
-from bertkit.model.config import BertConfig
-from bertkit.model.heads import BertHead
-from bertkit.model.precision import use_precision
+from bertkit.model.onnx_model import OnnxModel
 from bertkit.system.progress import ignore
 from bertkit.tasks.answers import Result
 from bertkit.tasks.task import PredictionSettings, Task
@@ -50,7 +46,7 @@ def summarize_inputs(
 ) -> list[Any]:
     """Return the summary of each sequence of some inputs."""
 
-    def make_batch(numbers: list[int]) -> dict[str, Tensor]:
+    def make_batch(numbers: list[int]) -> dict[str, Any]:
         return inputs.collate([inputs.data[number] for number in numbers])
 
     return run_model(task, settings.model, inputs.lengths, make_batch, precision, settings)
@@ -59,7 +55,7 @@ def summarize_inputs(
 def summarize_split(task: Task, model: Any, data: Any, precision: str = "fp32") -> np.ndarray:
     """Return the summaries (S, ...) of a split's data set."""
 
-    def make_batch(numbers: Sequence[int]) -> dict[str, Tensor]:
+    def make_batch(numbers: Sequence[int]) -> dict[str, Any]:
         return collate(data.__getitems__(numbers))
 
     parts = [range(start, min(start + SIZED_AT_ONCE, len(data))) for start in range(0, len(data), SIZED_AT_ONCE)]
@@ -67,12 +63,11 @@ def summarize_split(task: Task, model: Any, data: Any, precision: str = "fp32") 
     return stack_summaries(run_model(task, model, np.concatenate(lengths), make_batch, precision))
 
 
-@torch.inference_mode()
 def run_model(
     task: Task,
     model: Any,
     lengths: np.ndarray,
-    make_batch: Callable[[list[int]], dict[str, Tensor]],
+    make_batch: Callable[[list[int]], dict[str, Any]],
     precision: str,
     settings: PredictionSettings | None = None,
 ) -> list[Any]:
@@ -80,17 +75,20 @@ def run_model(
 
     Args:
         lengths: (S,) the tokens of each sequence.
-        make_batch: Returns the batch of the sequences with some numbers.
+        make_batch: Returns the batch of the sequences with some numbers, arrays or tensors.
     """
     summaries: list[Any] = [None] * len(lengths)
-    for numbers in batch_by_length(lengths, limit_batch(model.device)):
+    for numbers in batch_by_length(lengths, limit_batch(model)):
         engine = model
         if settings is not None and len(numbers) * lengths[numbers].max() <= settings.most_exported:
             engine = settings.exported
-        outputs, batch = compute(task, engine, make_batch(numbers.tolist()), precision)
-        rows = task.summarize(outputs, batch, settings)
-        if isinstance(rows, Tensor):
-            rows = rows.cpu().numpy()
+        batch = make_batch(numbers.tolist())
+        check_types(batch, model.config)
+        if isinstance(engine, OnnxModel):
+            batch = {name: np.asarray(column) for name, column in batch.items()}
+            rows = task.summarize(engine(**batch, **task.evaluation_options), batch, settings)
+        else:
+            rows = summarize_batch(task, engine, batch, precision, settings)
         if task.is_classifier:
             rows = scale_logits(rows, model.config.temperature)
         for number, row in zip(numbers.tolist(), rows, strict=True):
@@ -98,17 +96,27 @@ def run_model(
     return summaries
 
 
-def compute(task: Task, model: Any, batch: dict[str, Tensor], precision: str) -> tuple[Any, dict[str, Tensor]]:
-    """Return a model's outputs for a batch in main memory, and the batch on the model's device."""
-    check_types(batch, model.config)
-    if isinstance(model, BertHead):  # an export takes no indices
-        batch |= type(model).index_tokens(**batch)
-    batch = {name: column.to(model.device) for name, column in batch.items()}
-    with use_precision(precision, model.device):
-        return model(**batch, **task.evaluation_options), batch
+def summarize_batch(
+    task: Task, model: Any, batch: Mapping[str, Any], precision: str, settings: PredictionSettings | None
+) -> Any:
+    """Return what `Task.summarize` returns of a batch in main memory, in arrays."""
+    import torch
+
+    from bertkit.model.heads import BertHead
+    from bertkit.model.precision import use_precision
+
+    batch = to_tensors(batch)
+    if isinstance(model, BertHead):
+        batch |= model.index_tokens(**batch)
+    with torch.inference_mode():
+        batch = {name: column.to(model.device) for name, column in batch.items()}
+        with use_precision(precision, model.device):
+            outputs = model(**batch, **task.evaluation_options)
+        rows = task.summarize(outputs, batch, settings)
+        return rows.cpu().numpy() if isinstance(rows, torch.Tensor) else rows
 
 
-def check_types(batch: Mapping[str, Tensor], config: BertConfig) -> None:
+def check_types(batch: Mapping[str, Any], config: Any) -> None:
     """Check that the model has the token types of a batch in main memory."""
     needed = 1 + int(batch["token_type_ids"].max()) if "token_type_ids" in batch else 1
     if needed > config.type_vocab_size:
@@ -118,6 +126,6 @@ def check_types(batch: Mapping[str, Tensor], config: BertConfig) -> None:
         )
 
 
-def limit_batch(device: torch.device) -> int:
+def limit_batch(model: Any) -> int:
     """Return the tokens of a batch in prediction."""
-    return TOKENS_ON_CPU if device.type == "cpu" else TOKENS_A_BATCH
+    return TOKENS_ON_CPU if isinstance(model, OnnxModel) or model.device.type == "cpu" else TOKENS_A_BATCH

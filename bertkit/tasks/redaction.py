@@ -8,6 +8,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from scipy.special import logsumexp
+
 from bertkit.errors import UsageError
 from bertkit.metrics.classification import ThresholdRule
 from bertkit.reports.tables import ScoreLine
@@ -75,12 +78,25 @@ def choose_types(logits: "Tensor", names: Sequence[str]) -> "Tensor":
     """
     import torch
 
+    labels = group_types(names)
+    sums = torch.stack([logits[..., own].logsumexp(-1) for own in labels], dim=-1)  # (B, T, types)
+    return torch.tensor([own[0] for own in labels], device=logits.device)[sums.argmax(-1)]
+
+
+def choose_array_types(logits: np.ndarray, names: Sequence[str]) -> np.ndarray:
+    """Return `choose_types` of an array."""
+    labels = group_types(names)
+    sums = np.stack([logsumexp(logits[..., own], axis=-1) for own in labels], axis=-1)  # (B, T, types)
+    return np.array([own[0] for own in labels])[sums.argmax(-1)]
+
+
+def group_types(names: Sequence[str]) -> list[list[int]]:
+    """Return the labels of each type but O, in the order of the first of them."""
     labels: dict[str, list[int]] = {}
     for label, name in enumerate(names):
         if name != "O":
             labels.setdefault(name[2:], []).append(label)
-    sums = torch.stack([logits[..., own].logsumexp(-1) for own in labels.values()], dim=-1)  # (B, T, types)
-    return torch.tensor([own[0] for own in labels.values()], device=logits.device)[sums.argmax(-1)]
+    return list(labels.values())
 
 
 def describe_redaction(metrics: Mapping[str, Any]) -> list[str]:

@@ -33,6 +33,7 @@ from bertkit.data.spans import (
     express,
     is_placed,
     keep_top,
+    keep_top_arrays,
     rank,
 )
 from bertkit.data.splits import UNLABELLED, check_split_options, divide_train, name_split
@@ -258,7 +259,8 @@ class SquadTask(FineTuningTask):
         self, outputs: Any, batch: Mapping[str, "Tensor"], settings: PredictionSettings | None = None
     ) -> "Tensor":
         """Return (B, 4 * N_BEST + 2): the best starts and ends, and the scores of [CLS]."""
-        return keep_top(outputs.start_logits, outputs.end_logits)
+        keep = keep_top_arrays if isinstance(outputs.start_logits, np.ndarray) else keep_top
+        return keep(outputs.start_logits, outputs.end_logits)
 
     def decode(self, summaries: np.ndarray, data: Windows, decided: Decisions | None = None) -> "SpanAnswers":
         """Return the best answers to each question."""

@@ -18,7 +18,7 @@ import pyarrow as pa
 from scipy.special import softmax
 
 from bertkit.data.formats.swag import ENDINGS, HUB_SWAG, Situation, read_swag, read_swag_copy
-from bertkit.data.sequences import EncodedInputs, Groups, encode_inputs, pad
+from bertkit.data.sequences import Batch, EncodedInputs, Groups, encode_inputs, pad_arrays
 from bertkit.errors import UsageError
 from bertkit.metrics.glue import compute_scores
 from bertkit.metrics.rows import WeightedScore
@@ -34,8 +34,6 @@ from bertkit.tasks.schema import INDEX, PROBABILITY, STRING, Schema, make_array,
 from bertkit.tasks.task import PredictionSettings, check_finite
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from bertkit.model.config import BertConfig
 
 SWAG_FILES = {"train": "train.csv", "dev": "val.csv", "test": "test.csv"}
@@ -194,9 +192,9 @@ def join_endings(logits: Sequence[np.ndarray], counts: Sequence[int]) -> list[np
     return np.split(np.concatenate(logits), np.cumsum(counts)[:-1])
 
 
-def pad_endings(items: Sequence[dict[str, Any]]) -> dict[str, "Tensor"]:
+def pad_endings(items: Sequence[dict[str, Any]]) -> Batch:
     """Return a batch (B, 1, T) of single endings."""
-    return {name: column[:, None] for name, column in pad(items).items()}
+    return {name: column[:, None] for name, column in pad_arrays(items).items()}
 
 
 SWAG = SwagTask()

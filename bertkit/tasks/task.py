@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from bertkit.model.config import BertConfig
-    from bertkit.model.onnx import OnnxModel
+    from bertkit.model.onnx_model import OnnxModel
 
 LONGEST_SHOWN = 80  # characters of a text in a line
 
@@ -73,9 +73,7 @@ class PredictionSettings:
     @property
     def head(self) -> str:
         """Return the name of the head's class."""
-        from bertkit.model.onnx import OnnxModel
-
-        return self.model.head if isinstance(self.model, OnnxModel) else type(self.model).__name__
+        return getattr(self.model, "head", None) or type(self.model).__name__
 
     @property
     def decided(self) -> Decisions:

@@ -7,7 +7,7 @@ import numpy as np
 
 from bertkit.errors import UsageError
 from bertkit.metrics.calibration import choose_temperature, scale_logits, score_conformity
-from bertkit.model.checkpoint import find_file
+from bertkit.system.hub import find_file
 from bertkit.tasks.task import Task, check_finite
 from bertkit.tasks.text import TextSequences
 from bertkit.training.recipe import Recipe

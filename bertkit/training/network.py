@@ -10,8 +10,8 @@ from transformers import PreTrainedConfig
 import bertkit
 from bertkit.errors import UsageError, as_usage_error
 from bertkit.model import bilstm
-from bertkit.model.checkpoint import check_weights, find_file, load_config, load_model, make_config, reinitialize
-from bertkit.system.hub import CARD
+from bertkit.model.checkpoint import check_weights, load_config, load_model, make_config, reinitialize
+from bertkit.system.hub import CARD, find_file
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.task import Task
 from bertkit.training.recipe import resolve

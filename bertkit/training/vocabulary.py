@@ -23,8 +23,9 @@ from safetensors.torch import load_file, save
 from bertkit.data.formats.line import read_json
 from bertkit.data.tokenizer import get_backend, get_cached_tokenizer, load_tokenizer, save_tokenizer
 from bertkit.errors import UsageError, as_usage_error, pluralize
-from bertkit.model.checkpoint import check_weights, find_file, load_config
+from bertkit.model.checkpoint import check_weights, load_config
 from bertkit.system.files import atomic_open, write_json
+from bertkit.system.hub import find_file
 from bertkit.system.progress import Report, ignore
 from bertkit.training.run_dir import RECIPE_FILE
 

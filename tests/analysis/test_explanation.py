@@ -17,7 +17,7 @@ from bertkit.analysis.explanation import GradientPath, Logit, attribute, describ
 from bertkit.analysis.report import read_explanations
 from bertkit.cli.console import Screen
 from bertkit.inference.predictor import Predictor
-from bertkit.model.onnx import OnnxModel
+from bertkit.model.onnx_model import OnnxModel
 from bertkit.reports.html import render
 from tests.official import FILLERS
 from tests.world import Exact, write_head

@@ -3,9 +3,12 @@
 import json
 import re
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,7 +19,8 @@ from bertkit.inference import export as module
 from bertkit.inference.export import export, make_batch
 from bertkit.inference.predictor import EXPORT_FILE, get_form
 from bertkit.model.checkpoint import load_config
-from bertkit.model.onnx import ONNX_FILE, OnnxModel, quantize, write_onnx
+from bertkit.model.onnx import quantize, write_onnx
+from bertkit.model.onnx_model import ONNX_FILE, OnnxModel
 from bertkit.tasks import TASKS
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
@@ -66,6 +70,16 @@ def test_an_export_answers_as_its_run(head):
     if get_form(found[0]).has_pipeline:
         found, expected = map(exported.format_for_pipeline, found), map(exact.format_for_pipeline, expected)
         assert find_difference(list(found), list(expected)) < 1e-4
+
+
+def test_the_command_reads_an_export_without_torch_and_transformers():
+    _, folder = write_export(FAST[0])
+    words = [sys.executable, "-X", "importtime", "-m", "bertkit", "predict", str(folder), "good word1"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert Predictor(folder).describe(Predictor(folder)(["good word1"])[0]) == done.stdout.strip()
+    packages = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
+    assert {"onnxruntime", "tokenizers", "bertkit"} <= packages
+    assert not packages & {"torch", "transformers"}
 
 
 def test_a_layer_that_computes_the_mean_is_exported(tmp_path):
@@ -222,7 +236,7 @@ def test_int8_answers_do_not_depend_on_the_batch(rte, exact, tmp_path):
     together = exported(**batch).logits
     for row, length in enumerate(lengths):
         alone = exported(**{name: column[row : row + 1, :length] for name, column in batch.items()}).logits
-        assert torch.equal(alone[0], together[row])
+        assert np.array_equal(alone[0], together[row])
 
 
 # --- An export in the cache -------------------------------------------------------------------------------------------
