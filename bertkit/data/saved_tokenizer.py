@@ -9,8 +9,15 @@ from typing import Any
 from bertkit.data.formats.line import read_json
 from bertkit.errors import as_usage_error
 
-REMEDY = "export the run again"
-READ = ("BertTokenizer", "BertTokenizerFast")
+EXPORT_AGAIN = "export the run again"
+BERT_TOKENIZERS = ("BertTokenizer", "BertTokenizerFast")
+TOKEN_IDS = {  # attribute of a special token -> that of its id
+    "pad_token": "pad_token_id",
+    "unk_token": "unk_token_id",
+    "cls_token": "cls_token_id",
+    "sep_token": "sep_token_id",
+    "mask_token": "mask_token_id",
+}
 
 
 class SavedTokenizer:
@@ -22,13 +29,13 @@ class SavedTokenizer:
     def __init__(self, directory: Path) -> None:
         from tokenizers import Tokenizer
 
-        config = read_json(directory / "tokenizer_config.json", dict[str, Any], REMEDY)
-        with as_usage_error(str(directory / "tokenizer.json"), REMEDY):
+        config = read_json(directory / "tokenizer_config.json", dict[str, Any], EXPORT_AGAIN)
+        with as_usage_error(str(directory / "tokenizer.json"), EXPORT_AGAIN):
             self.backend_tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
-        for name in ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"):
+        for name, token_id in TOKEN_IDS.items():
             token = config.get(name)
             setattr(self, name, token)
-            setattr(self, f"{name}_id", None if token is None else self.backend_tokenizer.token_to_id(token))
+            setattr(self, token_id, None if token is None else self.backend_tokenizer.token_to_id(token))
 
     @classmethod
     def fits(cls, directory: Path) -> bool:
@@ -36,7 +43,7 @@ class SavedTokenizer:
         path = directory / "tokenizer_config.json"
         if not path.is_file() or not (directory / "tokenizer.json").is_file():
             return False
-        return read_json(path, dict[str, Any], REMEDY).get("tokenizer_class") in READ
+        return read_json(path, dict[str, Any], EXPORT_AGAIN).get("tokenizer_class") in BERT_TOKENIZERS
 
     @property
     def added_tokens_decoder(self) -> dict[int, Any]:

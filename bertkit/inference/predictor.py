@@ -27,7 +27,7 @@ from bertkit.data.formats.rows import Input, LocatedInput
 from bertkit.data.formats.writer import write_rows
 from bertkit.data.labels import PAIR_NAMES
 from bertkit.data.long_texts import LONG
-from bertkit.data.saved_tokenizer import SavedTokenizer
+from bertkit.data.saved_tokenizer import EXPORT_AGAIN, SavedTokenizer
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError, as_usage_error, explain_disk_error, list_some, pluralize, raise_first
 from bertkit.inference.batching import cut_into_chunks
@@ -70,7 +70,7 @@ def read_export_record(run: str) -> ExportRecord | None:
         if path.with_name(ONNX_FILE).is_file() and not path.with_name("model.safetensors").is_file():
             raise UsageError(f"{run} holds an incomplete export; export the run again")
         return None
-    return read_record(path, ExportRecord, "export the run again")
+    return read_record(path, ExportRecord, EXPORT_AGAIN)
 
 
 class Predictor:
@@ -377,7 +377,7 @@ def load_head(name: str, precision: str, report: Report) -> tuple[Any, Any, str]
 
 def load_export(directory: Path, precision: str, report: Report) -> tuple[OnnxModel, Any]:
     """Return the model of an export and its tokenizer, without torch and transformers if it is BERT's own."""
-    with as_usage_error(str(directory / CONFIG_FILE), "export the run again"):
+    with as_usage_error(str(directory / CONFIG_FILE), EXPORT_AGAIN):
         config = msgspec.json.decode((directory / CONFIG_FILE).read_bytes(), type=ExportConfig)
     model = OnnxModel(directory / ONNX_FILE, config, is_int8=precision == "int8")
     is_usual = SavedTokenizer.fits(directory)

@@ -14,6 +14,8 @@ from bertkit.tasks.task import Task
 from bertkit.training.processes import join_processes
 from bertkit.training.recipe import Recipe, split_batch
 
+EVALUATED, EVALUATED_ON_GPU = 32, 512  # the fewest sequences of a batch in evaluation
+
 
 def make_arguments(recipe: Recipe, output: Path) -> TrainingArguments:
     """Return TrainingArguments from `[train]` and the other keys of a recipe."""
@@ -23,6 +25,9 @@ def make_arguments(recipe: Recipe, output: Path) -> TrainingArguments:
         processes=join_processes(recipe).num_processes,
         per_device=train.pop("per_device_train_batch_size", None),
     )
+    # `max_tokens` divides batches of evaluation too, except where a recipe says the sequences of a part.
+    is_bounded = "per_device_train_batch_size" not in recipe.train
+    evaluated = EVALUATED_ON_GPU if is_bounded and torch.cuda.is_available() else EVALUATED
     precision = choose_precision(recipe.precision)
     os.environ.pop("ACCELERATE_MIXED_PRECISION", None)  # accelerate launch sets it, and it would win over the recipe
     if train.get("optim") == BERT_ADAM:
@@ -36,7 +41,7 @@ def make_arguments(recipe: Recipe, output: Path) -> TrainingArguments:
         "use_cpu": not torch.accelerator.is_available(),  # required for bf16 on a CPU
         "ddp_find_unused_parameters": False,  # a head uses all of its parameters
         "remove_unused_columns": False,  # all columns of a task are arguments of its head
-        "per_device_eval_batch_size": max(per_device, 32),
+        "per_device_eval_batch_size": max(per_device, evaluated),
     }
     if (
         train.get("load_best_model_at_end") or train.get("save_strategy") == "best"

@@ -1,4 +1,4 @@
-"""What tasks keep of an export's outputs, arrays, is what they keep of the same tensors."""
+"""Tasks keep the same of an export's outputs, arrays, as of tensors."""
 
 from types import SimpleNamespace
 
