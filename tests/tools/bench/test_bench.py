@@ -88,7 +88,7 @@ def make_event(name, start, end, device=DeviceType.CUDA, annotates=False):
 
 
 def test_a_profile_has_the_share_of_time_without_a_kernel():
-    """Of 100 us, kernels run in 10 to 40 (two that overlap) and 60 to 110: 20 are idle; an annotation does not count."""
+    """Kernels run from 10 to 40 us, two that overlap, and from 60 to 110; an annotation does not count."""
     host = [("cudaLaunchKernel", 0, 1), ("cudaLaunchKernelExC", 1, 2), ("cudaStreamSynchronize", 2, 50)]
     events = [
         make_event("gemm", 10, 30),
@@ -120,9 +120,9 @@ def test_a_profile_of_updates_on_a_cpu_has_its_operations(measure):
 def test_the_work_of_an_update_counted_by_hand():
     """Two sequences of 2 tokens, one layer of 4 units: 12 x 16 = 192 weights in its products.
 
-    Each weight and token has a product and a sum, and twice as many back: 192 x 4 x 6. Attention multiplies, for each of
-    4 tokens, 2 keys by 4 units, in 7 products of 2 operations. AdamW, for each weight of the layer and of the embeddings,
-    reads 16 bytes and writes 12; the norm and the clipping move 12, the casts 12.
+    Each weight and token has a product and a sum, and twice as many back: 192 x 4 x 6. Attention multiplies, for each
+    of 4 tokens, 2 keys by 4 units, in 7 products of 2 operations. AdamW, for each weight of the layer and of the
+    embeddings, reads 16 bytes and writes 12; the norm and the clipping move 12, the casts 12.
     """
     update = arithmetic.Update(2, 2, layers=1, hidden=4)
     assert update.products == 192 * 4 * 6
