@@ -72,7 +72,7 @@ def bench(given: argparse.Namespace, record: Record) -> None:
             say(f"{name}: left for the next call; it takes about {describe_duration(seconds)}")
         else:
             say(f"{name}: about {describe_duration(seconds)}")
-            limit = min(SLACK * seconds, left)
+            limit = left if given.tiny else min(SLACK * seconds, left)
             warm = start_step("warm", make_words(WARM, given), limit, output) if name == "tests" else None
             say(f"{name}: {run_step(name, commands[name], limit, output)}")
             if warm is not None:  # the next steps are timed
