@@ -5,7 +5,8 @@
 In the output directory NAME.log has the output of a step, with its Markdown rows for recipes/RESULTS.md, NAME.json its
 figures and NAME.done its time. The steps that tell most and take least come first. Finished steps are not repeated: the
 same command continues, failed steps last. A step that takes three times as long as expected is stopped. During the
-tests, which are not timed, the layers are compiled into a cache for later steps. --tiny rehearses all on the CPU.
+tests, which are not timed, the layers are compiled into a cache for later steps. --tiny rehearses the other steps on a
+CPU.
 """
 
 import argparse
@@ -82,17 +83,16 @@ def bench(given: argparse.Namespace, record: Record) -> None:
 
 
 def list_commands(given: argparse.Namespace, output: Path) -> dict[str, list[str]]:
-    """Return the arguments of Python in each step; a rehearsal only collects the tests."""
+    """Return the arguments of Python in each step; a rehearsal leaves out the tests, which need a GPU."""
     marked = [path for path in CHECKOUT.glob("tests/**/test_*.py") if "mark.gpu" in path.read_text(encoding="utf-8")]
     # The checkout's own options need plugins that may be missing.
     options = ["-m", "gpu", "-o", "addopts=", "-p", "no:cacheprovider", "--tb=short"]
-    options += ["--collect-only"] if given.tiny else []
     curve = CURVE.format(data=locate(given), output=str(output / "curve"), **TINY_CURVE if given.tiny else CURVE_SIZES)
     commands = {"tests": ["-m", "pytest", *options, *map(str, marked)], "curve": ["-c", curve]}
     for name, (_, words) in STEPS.items():
         if words:
             commands[name] = [*make_words(words, given), "--json", str(output / f"{name}.json")]
-    return {name: commands[name] for name in STEPS}
+    return {name: commands[name] for name in STEPS if not given.tiny or name != "tests"}
 
 
 def locate(given: argparse.Namespace) -> str:

@@ -65,14 +65,18 @@ def bench(given: argparse.Namespace, record: Record) -> None:
             compile_layers(model)
         start = time.perf_counter()
         side.train(WARM_UP)  # compiles
-        record.facts["seconds of the first updates"] = time.perf_counter() - start
+        first = time.perf_counter() - start
         seconds = side.train(given.updates)[0] / given.updates
-        record.facts |= {"updates": given.updates, "precision": side.precision, "seconds per update": seconds}
-        record.facts["dropout"] = [model.config.hidden_dropout_prob, model.config.attention_probs_dropout_prob]
         say(f"  {given.batch_size / seconds:,.0f} sequences per second without the profiler")
         callback = ProfileUpdates(on_cuda)
         side.train(given.updates + WARM_UP, callback=callback)
-    record.facts |= summarize(callback.profiler.events(), given.updates, on_cuda)
+    record.facts = summarize(callback.profiler.events(), given.updates, on_cuda) | {
+        "updates": given.updates,
+        "precision": side.precision,
+        "seconds per update": seconds,
+        "seconds of the first updates": first,
+        "dropout": [model.config.hidden_dropout_prob, model.config.attention_probs_dropout_prob],
+    }
     idle, kernels = record.facts["share of time without a kernel"], record.facts["kernels"]
     say(f"  no kernel ran in {idle:.1%} of the time; the host waited {record.facts['waits per update']:.1f} times")
     for name, (spent, calls) in list(kernels.items())[:10]:
