@@ -40,11 +40,11 @@ STEPS = {  # name -> expected seconds on an H200; the bench and its options
     "profile-compiled": (45, f"profile {MASKED_LM} --compile ours"),
 }
 CURVE = (  # its log and scores are in the run directory, for `bertkit report`
-    "import bertkit; bertkit.train('pretrain', {data!r}, output={output!r}, budget={budget!r}, batch_size={rows}, "
+    "import bertkit; bertkit.train('pretrain', {data!r}, output={output!r}, {length}, batch_size={rows}, "
     "config={config}, limit_characters={characters}, report=print)"
 )
-CURVE_SIZES = {"budget": "2m", "rows": 256, "characters": 50_000_000, "config": choose_size("small")}
-TINY_CURVE = {"budget": "20s", "rows": 8, "characters": 200_000, "config": choose_size("tiny")}
+CURVE_SIZES = {"length": "budget='2m'", "rows": 256, "characters": 50_000_000, "config": choose_size("small")}
+TINY_CURVE = {"length": "max_steps=4", "rows": 8, "characters": 200_000, "config": choose_size("tiny")}
 TINY = {"minutes": 60.0}
 
 

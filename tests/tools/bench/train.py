@@ -66,7 +66,7 @@ TAGS, TAGGED = 9, 0.7  # kinds of tags, as in CoNLL-2003, and the share of token
 STOCK_OPTIMIZER = {"optim": "adamw_torch_fused"}
 STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 ONLY_TRAIN = {"eval_strategy": "no", "eval_on_start": False, "save_strategy": "no", "logging_steps": 1, "seed": SEED}
-TINY = {"size": "tiny", "batch_size": 4, "updates": 2, "repeats": 1, "characters": 200_000}
+TINY = {"size": "tiny", "batch_size": 4, "updates": 2, "repeats": 1, "characters": 200_000, "precision": "auto"}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
