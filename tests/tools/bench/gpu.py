@@ -44,7 +44,7 @@ CURVE = (  # its log and scores are in the run directory, for `bertkit report`
     "config={config}, limit_characters={characters}, report=print)"
 )
 CURVE_SIZES = {"length": "budget='2m'", "rows": 256, "characters": 50_000_000, "config": choose_size("small")}
-TINY_CURVE = {"length": "max_steps=4", "rows": 8, "characters": 200_000, "config": choose_size("tiny")}
+TINY_CURVE = {"length": "train={'max_steps': 4}", "rows": 8, "characters": 200_000, "config": choose_size("tiny")}
 TINY = {"minutes": 60.0}
 
 
