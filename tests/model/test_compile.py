@@ -11,6 +11,7 @@ from bertkit.model import attention
 from bertkit.model.bert import BertEncoder
 from bertkit.model.config import BertConfig
 from bertkit.model.packing import PACKED, Packed
+from bertkit.training.network import compile_layers
 from tests.conftest import HEADS, NO_DROPOUT, collect, differ, make_batch, make_model, shape_for
 from tests.model.inputs import make_inputs, take_gradients
 
@@ -143,3 +144,21 @@ def test_the_graphs_on_cuda_have_the_flash_kernel_with_dropout(monkeypatch):
         calls = [node for node in graph.graph.nodes if "_flash_attention_forward" in str(node.target)]
         assert [node.args[7] for node in calls] == [0.1] * len(calls)
         assert len(calls) == any(node.op == "call_function" for node in graph.graph.nodes)
+
+
+@pytest.mark.gpu
+def test_compiled_layers_on_cuda_are_as_near_to_fp32_as_eager_ones():
+    """In bf16, with the flash kernel; the tolerance is twice the rounding of the eager layers."""
+    model = make_model("BertForMaskedLM", **NO_DROPOUT | {"num_hidden_layers": 3}).train()
+    inputs = make_inputs("BertForMaskedLM", [13, 9, 5, 12, 30])
+    inputs |= model.index_tokens(**inputs)
+    exact = take_gradients(model, inputs)[1]
+    model.to("cuda")
+    compiled = copy.deepcopy(model)
+    compile_layers(compiled)
+    inputs = {name: column.to("cuda") for name, column in inputs.items()}
+    with torch.autocast("cuda", torch.bfloat16):
+        (_, eager), (_, fused) = (take_gradients(each, inputs) for each in (model, compiled))
+    largest = max(x.abs().max() for x in exact.values())
+    apart, again = (max((x[name].cpu() - exact[name]).abs().max() for name in exact) for x in (eager, fused))
+    assert again <= 2 * apart + 1e-3 * largest

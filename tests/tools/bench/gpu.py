@@ -29,9 +29,9 @@ SLACK = 3  # multiple of its expected time after which a step is stopped
 MASKED_LM = "mlm --size base --batch-size 256 --updates 10"
 WARM = "profile mlm --size base --batch-size 256 --updates 1 --compile ours"
 STEPS = {  # name -> expected seconds on an H200; the bench and its options
-    "tests": (45, ""),
+    "tests": (60, ""),
     "profile": (35, f"profile {MASKED_LM}"),
-    "pretrain": (110, f"train {MASKED_LM} --compile ours"),
+    "pretrain": (105, f"train {MASKED_LM} --compile ours"),
     "pairs": (45, "train mrpc --size base --updates 50"),
     "predict": (40, "predict --size base --texts 512"),
     "one-text": (25, "predict --size base --texts 1 --repeats 20"),
