@@ -44,11 +44,10 @@ from bertkit.tasks.task import Task
 from bertkit.training.arguments import make_arguments
 from bertkit.training.network import compile_layers, make_model
 from bertkit.training.prepare import prepare
-from bertkit.training.recipe import Recipe
+from bertkit.training.recipe import TABLES, Recipe
 from bertkit.training.run import make_trainer
 from tests.tools.bench.measure import BERTKIT, Record, measure_growth, say
 from tests.tools.bench.model import SEED, SIZES, choose_size, write_classifier
-from tests.world import replace_values
 
 SAME_BATCHES = "transformers, the same batches"
 SORTED = "the same, rows sorted by length"
@@ -184,6 +183,12 @@ def make_rows(tokenizer: Any, count: int, is_tagged: bool) -> list[dict[str, Any
     return rows
 
 
+def replace_tables(recipe: Recipe, **changes: Any) -> Recipe:
+    """Return the recipe with other values, as `tests.world.replace_values`, which needs typer."""
+    tables = {name: {**getattr(recipe, name), **changes[name]} for name in TABLES if name in changes}
+    return replace(recipe, **changes | tables)
+
+
 # --- The sides --------------------------------------------------------------------------------------------------------
 
 
@@ -206,7 +211,7 @@ class Side:
         self.model.load_state_dict(self.weights)
         self.model.zero_grad(set_to_none=True)
         train = ONLY_TRAIN | {"max_steps": updates, "logging_strategy": "steps" if logs else "no"}
-        recipe, task, rows = replace_values(self.recipe, train=train), self.training.task, self.training.rows
+        recipe, task, rows = replace_tables(self.recipe, train=train), self.training.task, self.training.rows
         with TemporaryDirectory() as folder:
             transformers.set_seed(SEED)
             args = make_arguments(recipe, Path(folder))
@@ -240,7 +245,7 @@ def compare_losses(training: Training, updates: int, record: Record) -> None:
     Raises:
         UsageError: They differ by more than rounding explains, so timings would not be of the same training.
     """
-    recipe = replace_values(training.recipe, model=STILL, train=STOCK_OPTIMIZER)
+    recipe = replace_tables(training.recipe, model=STILL, train=STOCK_OPTIMIZER)
     ours, stock = load_both(training, recipe)
     sides = {BERTKIT: Side(training, ours, recipe)} | make_flattened(training, stock, recipe)
     exact = Side(training, stock, recipe, collate).train(updates, logs=True)[1]
@@ -257,17 +262,17 @@ def make_sides(training: Training, compiled: str) -> dict[str, Side]:
     """Return this package's side and those of plain transformers that run here."""
     recipe = training.recipe
     ours, stock = load_both(training, recipe)
-    plain = replace_values(recipe, train=STOCK_OPTIMIZER)
+    plain = replace_tables(recipe, train=STOCK_OPTIMIZER)
     full = partial(collate_full, collate, recipe.data["max_length"])
     sides = {
         BERTKIT: Side(training, ours, recipe),
         SAME_BATCHES: Side(training, stock, plain, collate),
-        EXAMPLE: Side(training, stock, replace_values(plain, precision="fp32"), full),
+        EXAMPLE: Side(training, stock, replace_tables(plain, precision="fp32"), full),
     }
     is_ordered = recipe.train.get("train_sampling_strategy") == "sequential"
     best, at_best = plain, full  # one length, so that the model is compiled once
     if not is_ordered:
-        best, at_best = replace_values(plain, train={"train_sampling_strategy": "group_by_length"}), collate
+        best, at_best = replace_tables(plain, train={"train_sampling_strategy": "group_by_length"}), collate
         sides[SORTED] = Side(training, stock, best, collate)
     if choose_device().type == "cuda":
         kernel = methodcaller("set_attn_implementation", FLASH)
