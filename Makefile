@@ -86,7 +86,7 @@ bench: ## at most 45 min: speed and memory beside plain transformers: fine-tunin
 	mkdir -p runs/bench
 	for each in "train pretrain" "train mrpc" "train ner" predict serve; do $(BENCH) $$each --json "runs/bench/$$each.json" || exit; done
 
-gpu: ## 20 min: all that needs an accelerator, into runs/gpu; DATA=TEXT to pretrain on
+gpu: ## 9 min: all that needs an accelerator, into runs/gpu; DATA=TEXT to pretrain on
 	$(BENCH) gpu $(if $(DATA),--data "$(DATA)")
 
 coverage: $(INSTALLED) ## 12 min: which lines of bertkit no fast test runs

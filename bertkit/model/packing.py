@@ -144,6 +144,11 @@ class Packed(Layout):
     others: "Packed | None" = None  # the layout of all tokens, if this one is narrowed
     copies: dict[torch.device, "Packed"] = field(default_factory=dict, init=False)
     moves: dict[int, tuple[Tensor, Tensor, Tensor | None]] = field(default_factory=dict, init=False)
+    # (B + 1,) the offsets as int32, for kernels that take no others; at a cached property a graph would break
+    bounds: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bounds", self.offsets.int())
 
     def to(self, device: torch.device | str | int) -> "Packed":
         """Return the layout on `device`, copied once per device. accelerate's hooks call it, too."""
@@ -151,7 +156,7 @@ class Packed(Layout):
         if device == self.offsets.device:
             return self
         if device not in self.copies:
-            values = {each.name: getattr(self, each.name) for each in fields(self)}
+            values = {each.name: getattr(self, each.name) for each in fields(self) if each.init}
             moved = {name: value.to(device) for name, value in values.items() if hasattr(value, "to")}
             self.copies[device] = replace(self, **moved)
         return self.copies[device]
@@ -203,11 +208,6 @@ class Packed(Layout):
     def last(self, hidden: Tensor) -> Tensor:
         """Return the states (B, H) of each sequence's last token, the final [SEP]."""
         return hidden.index_select(0, self.to(hidden.device).offsets[1:] - 1)  # (B, H)
-
-    @cached_property
-    def bounds(self) -> Tensor:
-        """Return the offsets as int32, for kernels that take no others."""
-        return self.offsets.int()
 
     @cached_property
     def groups(self) -> list[Group]:

@@ -1,11 +1,13 @@
 """The network that a recipe asks for: whether it fits the checkpoint and the texts, and its head, loaded."""
 
+import shutil
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, TrainingArguments
 
 import bertkit
 from bertkit.errors import UsageError, as_usage_error
@@ -28,6 +30,11 @@ CHECKPOINT_SIZES = (  # fixed by a checkpoint
     "max_position_embeddings",
     "type_vocab_size",
 )
+
+# Tokens x layers x hidden units of a run, above which compiling its layers is paid back on an H200: each saves 116 of
+# 262 bytes of element-wise passes at 80 % of 4.8 TB/s (by the arithmetic in recipes/RESULTS.md), and compiling takes
+# 60 s. With BERT-base and 256 x 128 tokens these are 6,600 updates. Both are assumed, not measured.
+PAID_BACK = 2e12
 
 
 def fit_model(task: Task, recipe: "Recipe", config: PreTrainedConfig | None = None) -> "Recipe":
@@ -130,3 +137,32 @@ def explain_missing_head(task: Task, recipe: "Recipe", labels: Iterable[str]) ->
         f"{task.name} has no training data: a fine-tuned model predicts it, but {recipe.checkpoint} has no head for "
         f"the labels {', '.join(labels)}; give a run that has one with --model RUN"
     )
+
+
+def compile_if_long(
+    recipe: "Recipe", args: TrainingArguments, model: nn.Module, updates: int, report: Report = ignore
+) -> None:
+    """Compile the layers of a model whose training is long, in one process on CUDA.
+
+    `torch_compile` in `[train]` decides if it is there: true is the Trainer's, which compiles the whole model.
+    """
+    if "torch_compile" in recipe.train or args.torch_compile or recipe.train.get("gradient_checkpointing"):
+        return
+    if args.device.type != "cuda" or args.world_size > 1:
+        return
+    if find_spec("triton") is None or not any(map(shutil.which, ("gcc", "clang", "cc"))):
+        return  # torch compiles for CUDA with these
+    tokens = updates * recipe.batch_size * min(recipe.lengths)
+    if tokens * model.config.num_hidden_layers * model.config.hidden_size >= PAID_BACK:
+        report("the layers are compiled, which takes about a minute; torch_compile=false in [train] never does")
+        compile_layers(model)
+
+
+def compile_layers(model: nn.Module) -> None:
+    """Compile each layer in place, so that one pass does a projection's dropout, residual sum and LayerNorm.
+
+    All layers share two graphs, one for all states and one for those that a head reads, whose sizes are variable.
+    Parameters keep their names.
+    """
+    for layer in model.bert.encoder.layer:
+        layer.compile(dynamic=True)

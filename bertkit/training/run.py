@@ -45,7 +45,7 @@ from bertkit.training.arguments import make_arguments
 from bertkit.training.baselines import Baseline, fit_baselines, score_baselines, show_baseline
 from bertkit.training.callbacks import PredictionProgress, Progress, StopAfter, StopOnSignal
 from bertkit.training.facts import MOST_SOLVED, settle
-from bertkit.training.network import make_model
+from bertkit.training.network import compile_if_long, make_model
 from bertkit.training.outputs import find_better, is_falling, is_learned, save_best, write_results
 from bertkit.training.parts import collate_parts
 from bertkit.training.prepare import Prepared, prepare
@@ -136,6 +136,7 @@ def run(
             fold_targets(model)
         elif "train" in prepared.data:
             report(f"{parameters}; {describe_training(args, recipe, prepared.data['train'])}")
+            compile_if_long(recipe, args, model, count_updates(args, recipe, len(prepared.data["train"])), report)
             if recipe.starts_solved and not trainer.is_fsdp_enabled:  # FSDP shards the model
                 save = partial(save_start, task, trainer, prepared, output, report)
                 trainer.add_callback(BeforeTraining(save))

@@ -5,11 +5,13 @@ import os
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+from torch.autograd import DeviceType
 
 from tests.tools.bench import __main__ as command
-from tests.tools.bench import gpu, predict, train
+from tests.tools.bench import arithmetic, gpu, predict, profile, train
 from tests.tools.bench.measure import BERTKIT
 
 
@@ -65,6 +67,71 @@ def test_the_rehearsal_runs_its_steps_without_typer_and_rich(tmp_path):
     words = [sys.executable, "-m", "tests.tools.bench", "gpu", "--tiny", "--output", str(tmp_path / "gpu")]
     done = subprocess.run(words, cwd=gpu.CHECKOUT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
-    steps = {name for name in gpu.STEPS if name.endswith("-base")}
-    assert {path.stem for path in (tmp_path / "gpu").glob("*.done")} == steps
-    assert all(json.loads((tmp_path / "gpu" / f"{name}.json").read_text())["rates"] for name in steps)
+    assert {path.stem for path in (tmp_path / "gpu").glob("*.done")} == set(gpu.STEPS) - {"tests"}
+    for name in set(gpu.STEPS) - {"tests", "curve"}:
+        found = json.loads((tmp_path / "gpu" / f"{name}.json").read_text())
+        assert found["facts"]["kernels"] if name.startswith("profile") else found["rates"]
+    assert (tmp_path / "gpu" / "curve" / "metrics.json").exists()
+
+
+def test_the_steps_fit_into_nine_minutes():
+    assert sum(seconds for seconds, _ in gpu.STEPS.values()) + gpu.STOP_SECONDS < 9 * 60
+
+
+# --- The profile and the arithmetic -----------------------------------------------------------------------------------
+
+
+def make_event(name, start, end, device=DeviceType.CUDA, annotates=False):
+    """Make a stand-in for an event of torch's profiler, in microseconds."""
+    time_range = SimpleNamespace(start=start, end=end, elapsed_us=lambda: end - start)
+    return SimpleNamespace(name=name, device_type=device, is_user_annotation=annotates, time_range=time_range)
+
+
+def test_a_profile_has_the_share_of_time_without_a_kernel():
+    """Kernels run from 10 to 40 us, two that overlap, and from 60 to 110; an annotation does not count."""
+    host = [("cudaLaunchKernel", 0, 1), ("cudaLaunchKernelExC", 1, 2), ("cudaStreamSynchronize", 2, 50)]
+    events = [
+        make_event("gemm", 10, 30),
+        make_event("flash_fwd_kernel", 20, 40),
+        make_event("gemm", 60, 110),
+        make_event("Optimizer.step#BertAdam.step", 0, 200, annotates=True),
+        *(make_event(name, *span, device=DeviceType.CPU) for name, *span in host),
+        make_event("aten::_fused_adamw_", 3, 4, device=DeviceType.CPU),
+    ]
+    found = profile.summarize(events, 2, True)
+    assert found["share of time without a kernel"] == pytest.approx(0.2)
+    assert found["kernels"] == {"gemm": (0.035, 1.0), "flash_fwd_kernel": (0.01, 0.5)}
+    assert (found["launches per update"], found["waits per update"]) == (1.0, 0.5)
+    assert (found["has fused AdamW"], found["has flash attention"]) == (True, True)
+    assert not found["looks for indices on the device"]
+    searched = profile.summarize([*events, make_event("cub::DeviceSelectSweepKernel", 5, 6)], 2, True)
+    assert searched["looks for indices on the device"]
+
+
+def test_a_profile_of_updates_on_a_cpu_has_its_operations(measure):
+    code, found = measure("profile", "mrpc")
+    facts = found["facts"]
+    assert (code, facts["updates"]) == (0, 2)
+    assert {"aten::addmm", "aten::mm", "aten::_fused_adamw_"} <= facts["kernels"].keys()
+    assert 0 < facts["share of time without a kernel"] < 1
+    assert facts["has fused AdamW"]
+
+
+def test_the_work_of_an_update_counted_by_hand():
+    """Two sequences of 2 tokens, one layer of 4 units: 12 x 16 = 192 weights in its products.
+
+    Each weight and token has a product and a sum, and twice as many back: 192 x 4 x 6. Attention multiplies, for each
+    of 4 tokens, 2 keys by 4 units, in 7 products of 2 operations. AdamW, for each weight of the layer and of the
+    embeddings, reads 16 bytes and writes 12; the norm and the clipping move 12, the casts 12.
+    """
+    update = arithmetic.Update(2, 2, layers=1, hidden=4)
+    assert update.products == 192 * 4 * 6
+    assert update.attention == 4 * 2 * 4 * 7 * 2
+    moved = update.move(arithmetic.EAGER)
+    assert moved["element-wise passes of the layers"] == 4 * 4 * arithmetic.EAGER
+    assert moved["casts of weights, clipping, AdamW"] == (192 + 30_522 * 4) * (28 + 12 + 12)
+
+
+def test_the_aim_is_that_of_6400_sequences_a_second():
+    update = arithmetic.Update(256, 128)
+    assert update.rows / update.aim == pytest.approx(6_400, rel=0.01)

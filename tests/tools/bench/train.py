@@ -10,7 +10,7 @@ which is checked first. The memory is what updates add to the loaded weights.
 
 The sides of plain transformers: the same batches; rows sorted by length, within 50 batches; as in its examples, fp32
 and padded to the full length; on CUDA also flash attention, and for heads that label tokens (mlm, ner) no padding at
-all (`DataCollatorWithFlattening`); with --compile also compiled.
+all (`DataCollatorWithFlattening`); with --compile also compiled, with --compile ours only this package's layers.
 """
 
 import argparse
@@ -30,7 +30,7 @@ import transformers
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
-from transformers import PreTrainedModel, PrinterCallback, Trainer
+from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback
 from transformers.masking_utils import flash_attention_mask
 
 from bertkit.data.sequences import IGNORED, collate
@@ -42,18 +42,17 @@ from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.tasks.task import Task
 from bertkit.training.arguments import make_arguments
-from bertkit.training.network import make_model
+from bertkit.training.network import compile_layers, make_model
 from bertkit.training.prepare import prepare
-from bertkit.training.recipe import Recipe
+from bertkit.training.recipe import TABLES, Recipe
 from bertkit.training.run import make_trainer
 from tests.tools.bench.measure import BERTKIT, Record, measure_growth, say
 from tests.tools.bench.model import SEED, SIZES, choose_size, write_classifier
-from tests.world import replace_values
 
 SAME_BATCHES = "transformers, the same batches"
 SORTED = "the same, rows sorted by length"
 EXAMPLE = "as in its examples, fp32, padded to the full length"
-COMPILED, OURS_COMPILED = "its best, compiled", "bertkit, compiled"
+COMPILED, OURS_COMPILED = "its best, compiled", "bertkit, compiled layers"
 FLASH = "flash_attention_2"  # also the name of stock's attention
 FLATTENED = "without padding, flash attention"
 FLAT_KERNEL = "flat"  # the name of an attention that is registered here
@@ -66,7 +65,7 @@ TAGS, TAGGED = 9, 0.7  # kinds of tags, as in CoNLL-2003, and the share of token
 STOCK_OPTIMIZER = {"optim": "adamw_torch_fused"}
 STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 ONLY_TRAIN = {"eval_strategy": "no", "eval_on_start": False, "save_strategy": "no", "logging_steps": 1, "seed": SEED}
-TINY = {"size": "tiny", "batch_size": 4, "updates": 2, "repeats": 1, "compile": False, "characters": 200_000}
+TINY = {"size": "tiny", "batch_size": 4, "updates": 2, "repeats": 1, "characters": 200_000, "precision": "auto"}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -80,7 +79,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--updates", type=int, default=8, help="of each side in a round (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=3, help="rounds (default: %(default)s)")
     parser.add_argument("--characters", type=int, default=4_000_000, help="of text (default: %(default)s)")
-    parser.add_argument("--compile", action="store_true", help="also compile both sides, which takes minutes")
+    parser.add_argument("--precision", default="auto", help="of this package and of stock (default: %(default)s)")
+    text = "also compile both sides, or only this package's layers, which takes minutes"
+    parser.add_argument("--compile", nargs="?", choices=("ours", "both"), default="", const="both", help=text)
 
 
 def bench(given: argparse.Namespace, record: Record) -> None:
@@ -131,6 +132,7 @@ def make_pretraining(given: argparse.Namespace) -> Training:
     data = {"corpus": [given.data or "docs"], "objective": OBJECTIVES[given.task], "limit_characters": given.characters}
     recipe = {
         "batch_size": given.batch_size,
+        "precision": given.precision,
         "model": choose_size(given.size) | {"vocab_size": 30_522, "max_position_embeddings": LONGEST},
         "data": data | {"vocab_size": 8192, "max_length": LONGEST},
         "train": {"max_steps": given.updates, "warmup_steps": 0.1},
@@ -148,7 +150,8 @@ def make_finetuning(given: argparse.Namespace, folder: str) -> Training:
     """
     task, count = TASKS[given.task], given.updates * given.batch_size
     start = given.model or write_classifier(folder, given.size)
-    recipe = {"checkpoint": start, "batch_size": given.batch_size, "data": {"dir": given.data}}
+    recipe = {"checkpoint": start, "batch_size": given.batch_size, "precision": given.precision}
+    recipe |= {"data": {"dir": given.data}}
     recipe = Recipe.make(task, recipe)
     if given.data:
         prepared = prepare(recipe, say)
@@ -180,6 +183,12 @@ def make_rows(tokenizer: Any, count: int, is_tagged: bool) -> list[dict[str, Any
     return rows
 
 
+def replace_tables(recipe: Recipe, **changes: Any) -> Recipe:
+    """Return the recipe with other values, as `tests.world.replace_values`, which needs typer."""
+    tables = {name: {**getattr(recipe, name), **changes[name]} for name in TABLES if name in changes}
+    return replace(recipe, **changes | tables)
+
+
 # --- The sides --------------------------------------------------------------------------------------------------------
 
 
@@ -195,12 +204,14 @@ class Side:
         self.weights = deepcopy(model.state_dict())
         self.precision = choose_precision(recipe.precision)
 
-    def train(self, updates: int, logs: bool = False) -> tuple[float, list[float]]:
+    def train(
+        self, updates: int, logs: bool = False, callback: TrainerCallback | None = None
+    ) -> tuple[float, list[float]]:
         """Return the seconds of some updates, and their losses if these are logged."""
         self.model.load_state_dict(self.weights)
         self.model.zero_grad(set_to_none=True)
         train = ONLY_TRAIN | {"max_steps": updates, "logging_strategy": "steps" if logs else "no"}
-        recipe, task, rows = replace_values(self.recipe, train=train), self.training.task, self.training.rows
+        recipe, task, rows = replace_tables(self.recipe, train=train), self.training.task, self.training.rows
         with TemporaryDirectory() as folder:
             transformers.set_seed(SEED)
             args = make_arguments(recipe, Path(folder))
@@ -209,6 +220,8 @@ class Side:
             else:
                 trainer = Trainer(model=self.model, args=args, train_dataset=rows, data_collator=self.collate)
                 trainer.remove_callback(PrinterCallback)
+            if callback is not None:
+                trainer.add_callback(callback)
             try:
                 seconds = trainer.train().metrics["train_runtime"]  # without the Trainer's preparation
             except Interrupted:
@@ -232,7 +245,7 @@ def compare_losses(training: Training, updates: int, record: Record) -> None:
     Raises:
         UsageError: They differ by more than rounding explains, so timings would not be of the same training.
     """
-    recipe = replace_values(training.recipe, model=STILL, train=STOCK_OPTIMIZER)
+    recipe = replace_tables(training.recipe, model=STILL, train=STOCK_OPTIMIZER)
     ours, stock = load_both(training, recipe)
     sides = {BERTKIT: Side(training, ours, recipe)} | make_flattened(training, stock, recipe)
     exact = Side(training, stock, recipe, collate).train(updates, logs=True)[1]
@@ -245,29 +258,30 @@ def compare_losses(training: Training, updates: int, record: Record) -> None:
             raise UsageError(f"the losses of {name} differ by {apart:.1e} on average: it does not train the same model")
 
 
-def make_sides(training: Training, compiled: bool) -> dict[str, Side]:
+def make_sides(training: Training, compiled: str) -> dict[str, Side]:
     """Return this package's side and those of plain transformers that run here."""
     recipe = training.recipe
     ours, stock = load_both(training, recipe)
-    plain = replace_values(recipe, train=STOCK_OPTIMIZER)
+    plain = replace_tables(recipe, train=STOCK_OPTIMIZER)
     full = partial(collate_full, collate, recipe.data["max_length"])
     sides = {
         BERTKIT: Side(training, ours, recipe),
         SAME_BATCHES: Side(training, stock, plain, collate),
-        EXAMPLE: Side(training, stock, replace_values(plain, precision="fp32"), full),
+        EXAMPLE: Side(training, stock, replace_tables(plain, precision="fp32"), full),
     }
     is_ordered = recipe.train.get("train_sampling_strategy") == "sequential"
     best, at_best = plain, full  # one length, so that the model is compiled once
     if not is_ordered:
-        best, at_best = replace_values(plain, train={"train_sampling_strategy": "group_by_length"}), collate
+        best, at_best = replace_tables(plain, train={"train_sampling_strategy": "group_by_length"}), collate
         sides[SORTED] = Side(training, stock, best, collate)
     if choose_device().type == "cuda":
         kernel = methodcaller("set_attn_implementation", FLASH)
         sides |= try_side(FLASH, training, stock, kernel, best, collate)
     sides |= make_flattened(training, stock, plain)
-    if compiled:
+    if compiled == "both":
         sides |= try_side(COMPILED, training, stock, methodcaller("compile", dynamic=not is_ordered), best, at_best)
-        sides |= try_side(OURS_COMPILED, training, ours, methodcaller("compile", dynamic=True), recipe)
+    if compiled:
+        sides |= try_side(OURS_COMPILED, training, ours, compile_layers, recipe)
     return sides
 
 
