@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from bertkit.analysis.compare import drop_seed, is_run
 from bertkit.analysis.doctor import list_tables
-from bertkit.analysis.expected import EXPECTED, plot_expected
+from bertkit.analysis.expected import EXPECTED, describe_expected, plot_expected
 from bertkit.analysis.explanation import EXPLANATIONS, describe_words, list_parts
 from bertkit.analysis.slices import tabulate_slices
 from bertkit.errors import UsageError, as_usage_error, pluralize
@@ -47,6 +47,7 @@ from bertkit.reports.tables import (
     ScoreLine,
     Table,
     TableCell,
+    find_main,
     find_row,
     list_shown,
     make_table,
@@ -55,8 +56,10 @@ from bertkit.reports.tables import (
     tabulate_scores,
     tabulate_types,
 )
+from bertkit.reports.verdict import describe_verdict
 from bertkit.studies import plots, tables
 from bertkit.studies.spec import STUDY_FILE
+from bertkit.system.differences import flatten_recipe, show_toml
 from bertkit.system.files import atomic_write
 from bertkit.system.progress import Report, describe_duration, ignore
 from bertkit.tasks import TASKS
@@ -67,6 +70,7 @@ from bertkit.training.recipe import read_recipe
 from bertkit.training.run_dir import (
     DOCTOR_FILE,
     ENVIRONMENT,
+    EVALUATIONS,
     LOG,
     METRICS_FILE,
     PREDICTIONS,
@@ -77,6 +81,8 @@ from bertkit.training.run_dir import (
 )
 from bertkit.training.study_results import STUDY_RESULT, StudyResults
 
+CURVES_SHOWN = 2  # of the loss and of the score; the others are folded
+MOST_SETTINGS = 3  # columns of settings that differ between runs
 POINTS = 600  # per curve at most, about as many as a screen shows
 MOST_EXPLAINED = 10  # inputs whose explanations are shown
 MISTAKES_LISTED = 10
@@ -114,7 +120,7 @@ def write_page(paths: Sequence[Path], output: Path, report: Report = ignore) -> 
         parts.append(part | {"source": definition.read_text(encoding="utf-8") if definition.is_file() else ""})
     with as_usage_error(f"the page {output}"):
         output.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(render(parts), output)
+        atomic_write(render(parts, tabulate_parts(parts)), output)
     studies = sum(bool(source.study) for source in sources)
     runs = len(sources) - studies
     counts = [(pluralize(runs, "run"), runs), (pluralize(studies, "study", "studies"), studies)]
@@ -212,6 +218,7 @@ def describe_run(source: Source, others: Mapping[Path, Sequence[Mapping[str, Any
     scores = [tabulate_scores(rows, metrics, label, others.get(path.resolve(), ()))] if rows else []
     labels = [tabulate_labels(metrics, *split) for split in (task.splits.items() if task else ())]
     predicted = read_predictions(path)
+    main = find_main(rows, task.metric) if task and rows else None
     figures = [one for split, table in predicted.items() for one in draw_figures(table, split)]
     mistakes, slices = [], None
     for split, table in list(predicted.items())[:1]:  # dev
@@ -221,7 +228,8 @@ def describe_run(source: Source, others: Mapping[Path, Sequence[Mapping[str, Any
         if task and "table" in read_facts(table):  # one that another program wrote lacks lengths
             slices = tabulate_slices(table, find_row(task.table, task.metric), split)
     thinned, checked = thin(log), read_object(path / DOCTOR_FILE)
-    logged = list_logged(thinned, [LOSS, *(rows if task else [])])
+    logged = list_logged(thinned, [LOSS, *([main] if main else []), *(row for row in rows if task and row != main)])
+    curves = draw_all(trace(thinned, row, metrics) for row in logged)
     return {
         "kind": "run",
         "id": source.id,
@@ -229,18 +237,88 @@ def describe_run(source: Source, others: Mapping[Path, Sequence[Mapping[str, Any
         "is_part": source.is_part,
         "state": "" if written else f"unfinished, {pluralize(step, 'update')} so far",
         "summary": summary if written else "unfinished",
+        "recipe": recipe,
+        "task": task,
+        "main": main,
+        "metrics": metrics,
+        "verdict": "" if main is None else describe_verdict(main, metrics, len(next(iter(predicted.values()), ())), task.unit),
+        "bars": list_bars(main, metrics) if main else [],
         "facts": list_facts(path, recipe, log),
-        "scores": [*scores, *filter(None, labels)],
-        "comments": task.comment(written) if task and written else [],
-        "curves": draw_all(trace(thinned, row, metrics) for row in logged),
+        "scores": scores,
+        "comments": sort_advice(task, written, checked) if task and written else [],
+        "curves": curves[:CURVES_SHOWN],
+        "more_curves": curves[CURVES_SHOWN:],
+        "evaluations": tabulate_evaluations(path, main),
         "data": list_tables(checked) if checked else [],
-        "predicted": draw_all([*plot_checked(checked), *(one for one in figures if isinstance(one, Plot))]),
+        "predicted": draw_all([*(one for one in figures if isinstance(one, Plot)), *plot_checked(checked)]),
         "explanations": read_if_there(read_explanations, path / PREDICTIONS / EXPLANATIONS),
         "slices": [slices] if slices else [],
-        "tables": [*(one for one in figures if isinstance(one, Table)), *mistakes],
+        "tables": [*(one for one in figures if isinstance(one, Table)), *filter(None, labels), *mistakes],
         "file": RECIPE_FILE,
         "command": f"bertkit {task.command} --recipe {run}/recipe.toml --output {run}-again" if task else "",
     }
+
+
+def list_bars(row: ScoreLine, metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the bars of a score and its baselines, the best first: name, text, and length and interval in percent."""
+    most = max(1.0, *(abs(metrics[key]) for key in (row.key, *row.baselines.values())))
+    top = {"fraction": 1.0, "percent": 100.0}.get(row.unit, most)
+    limits = [metrics[name] for name in name_limits(row.key) if name in metrics]
+
+    def scale(value: float) -> float:
+        return 100 * min(max(value / top, 0.0), 1.0)
+
+    names = {"this run": row.key} | row.baselines
+    bars = [
+        {"name": name, "value": row.show(metrics[key]), "length": scale(metrics[key]), "is_own": key == row.key}
+        for name, key in sorted(names.items(), key=lambda item: -metrics[item[1]])
+    ]
+    return [bar | ({"limits": [*map(scale, limits)]} if bar["is_own"] and limits else {}) for bar in bars]
+
+
+def sort_advice(task: Any, metrics: Mapping[str, Any], checked: Mapping[str, Any]) -> list[str]:
+    """Return what is said about a run, warnings first, and what the doctor expects of more rows."""
+    lines = sorted(task.comment(metrics), key=lambda line: not line.startswith("warning"))
+    return [*lines, describe_expected(checked[EXPECTED])] if EXPECTED in checked else lines
+
+
+def tabulate_evaluations(path: Path, row: ScoreLine | None) -> list[Table]:
+    """Return the table of a run's scores on other data, or none."""
+    lines = []
+    for file in sorted((path / EVALUATIONS).glob(f"*/{METRICS_FILE}")) if row else ():
+        metrics = read_metrics(file)
+        if row.key in metrics:
+            lines.append([file.parent.name, row.show(metrics[row.key]), row.show_interval(metrics)])
+    heads = ["data", row.head, INTERVAL] if row else []
+    return [make_table("Scores on other data", heads, lines)] if lines else []
+
+
+def tabulate_parts(parts: Sequence[Mapping[str, Any]]) -> list[Table]:
+    """Return a table for each task of several runs: their scores, and the settings in which they differ.
+
+    A difference is that to the first run of the task.
+    """
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for part in parts:
+        if part["kind"] == "run" and part["main"]:
+            groups.setdefault(part["task"].name, []).append(part)
+    return [tabulate_runs_of(name, group) for name, group in groups.items() if len(group) > 1]
+
+
+def tabulate_runs_of(name: str, parts: Sequence[Mapping[str, Any]]) -> Table:
+    """Return the table of the runs of one task."""
+    recipes = [flatten_recipe(part["recipe"]) for part in parts]
+    keys = dict.fromkeys(key for recipe in recipes for key in recipe)
+    differing = [key for key in keys if len({show_toml(recipe.get(key)) for recipe in recipes}) > 1][:MOST_SETTINGS]
+    row, first = parts[0]["main"], parts[0]["metrics"]
+    lines = []
+    for part, recipe in zip(parts, recipes, strict=True):
+        metrics = part["metrics"]
+        gap = "" if part is parts[0] else f"{row.scale(metrics[row.key] - first[row.key]):+.1f}"
+        figures = [row.show(metrics[row.key]), gap, row.show_interval(metrics)]
+        settings = [show_toml(recipe.get(key)) for key in differing]
+        lines.append([TableCell(((part["name"], ""),), f"#{part['id']}"), *figures, *settings])
+    return make_table(f"Runs of {name}", ["run", row.head, "difference", INTERVAL, *differing], lines)
 
 
 def plot_checked(findings: Mapping[str, Any] | None) -> list[Plot]:

@@ -28,8 +28,10 @@ STYLE = {
     "axes.labelcolor": GREY,
     "axes.linewidth": 0.6,
     "axes.prop_cycle": f"cycler(color={[*SERIES, GREY]})",
+    "axes.titlelocation": "left",
     "axes.titlesize": 13,
-    "font.size": 13,  # three pictures stand side by side, each at two thirds of its size
+    "figure.constrained_layout.w_pad": 0.0,  # the picture begins at the edge of the text
+    "font.size": 13,  # two pictures stand side by side
     "grid.alpha": 0.3,
     "grid.color": GREY,
     "grid.linewidth": 0.6,
@@ -63,14 +65,16 @@ def digest(text: str) -> str:
     return b64encode(sha256(text.encode()).digest()).decode()
 
 
-def render(parts: Sequence[Mapping[str, Any]]) -> str:
+def render(parts: Sequence[Mapping[str, Any]], overview: Sequence[Table] = ()) -> str:
     """Return the HTML of the page; everything is escaped, and lone surrogates become question marks.
 
     Args:
+        overview: Tables of several parts, at the top.
         parts: Texts, tables, pictures (`draw_all`) and pairs of name and text; missing entries are left out.
     """
     page = load_template(TABLE_TEMPLATE, PAGE_TEMPLATE).render(
         parts=parts,
+        overview=overview,
         title=parts[0]["name"] if len(parts) == 1 else "Runs and studies",
         made=f"{datetime.now(UTC):%Y-%m-%d} by bertkit {bertkit.__version__}",
         lines_shown=LINES_SHOWN,

@@ -111,6 +111,11 @@ def list_shown(table: Sequence[ScoreLine], metric: str, metrics: Mapping[str, An
     return found
 
 
+def find_main(rows: Sequence[ScoreLine], metric: str) -> ScoreLine:
+    """Return the line of a metric, or the first one, whose score the metric of one's own classes is."""
+    return next((row for row in rows if row.key == metric), rows[0])
+
+
 def tabulate_scores(
     rows: Sequence[ScoreLine], metrics: Mapping[str, float], label: str, others: Sequence[Mapping[str, Any]] = ()
 ) -> Table:

@@ -13,7 +13,7 @@ LONGEST_NAME, LONGEST_TEXT = 40, 100  # characters of a user's input that a mess
 
 def describe_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Return `table.key: old -> new` for every value that differs, in the order of the old recipe."""
-    before, after = _flatten(old), _flatten(new)
+    before, after = flatten_recipe(old), flatten_recipe(new)
     return [
         f"{_escape(key)}: {show_toml(before.get(key))} -> {show_toml(after.get(key))}"
         for key in before | after
@@ -54,7 +54,7 @@ def expand_recipe(value: Any) -> Any:
     return [expand_recipe(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _flatten(recipe: Mapping[str, Any]) -> dict[str, Any]:
+def flatten_recipe(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values by `key` or `table.key`, in the recipe's order."""
     flat: dict[str, Any] = {}
     for key, value in expand_recipe(recipe).items():

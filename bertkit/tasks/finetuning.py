@@ -14,7 +14,7 @@ import numpy as np
 from bertkit.data.splits import UNLABELLED
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import raise_first
-from bertkit.reports.tables import OWN_DATA, ScoreLine, list_shown, name_limits
+from bertkit.reports.tables import OWN_DATA, ScoreLine, find_main, list_shown, name_limits
 from bertkit.system.progress import Report
 from bertkit.tasks.option import list_defaults
 from bertkit.tasks.task import BERT_TRAIN, PredictionSettings, Task
@@ -116,7 +116,7 @@ class FineTuningTask(Task):
             if self.copies and not (OWN_DATA in metrics or is_solved or is_learned or SEARCHED in metrics):
                 lines[-1] += "; on few rows, try --set preset=auto"  # the default for one's own data
         if START_GAIN in metrics:
-            row = next((row for row in rows if row.key == self.metric), rows[0])
+            row = find_main(rows, self.metric)
             gain, low, high = (row.show(metrics[key]) for key in (START_GAIN, *name_limits(START_GAIN)))
             before, after = (row.show(metrics[f"{name}_score"]) for name in ("start", "end"))
             lines.append(
@@ -124,7 +124,7 @@ class FineTuningTask(Task):
                 f"{after} at its end; the difference is {gain} ({low} to {high})"
             )
         if metrics.get(f"{GAIN}_low", math.inf) <= 0:
-            row = next((row for row in rows if row.key == self.metric), rows[0])  # the first of one's own classes
+            row = find_main(rows, self.metric)
             gain, low, high = (row.show(metrics[key]) for key in (GAIN, *name_limits(GAIN)))
             best, updates = BASELINES[metrics[BEST_BASELINE]], metrics.get("updates", ENOUGH_UPDATES)
             is_above = metrics[GAIN] > 0

@@ -138,6 +138,7 @@ class NerTask(FineTuningTask):
         "order": {"train": {"train_sampling_strategy": "sequential"}},  # the data set is in order already
     }
     metric = "f1"
+    unit = "sentence"
     baselines = ("words",)
     next_commands = (
         ANOTHER_SEED,

@@ -125,6 +125,7 @@ class SquadTask(FineTuningTask):
 
     head = "BertForQuestionAnswering"
     metric = "f1"
+    unit = "question"
     is_combinable = True
     options = SQUAD_OPTIONS
     next_commands = (ANOTHER_SEED, "bertkit predict {run} --input questions.jsonl --output answers.jsonl")

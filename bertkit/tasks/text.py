@@ -171,6 +171,7 @@ class TextTask(FineTuningTask):
     solves_head = True
     options = CLASSIFY_OPTIONS
     metric = "score"
+    unit = "text"
     is_classifier = True  # regression is refused when the data are read
     baselines = ("tfidf", "frozen")
     next_commands: tuple[str, ...] = (
