@@ -88,7 +88,7 @@ bench: ## at most 45 min: speed and memory beside plain transformers: fine-tunin
 
 bench-scale: ## at most 10 min: how cost grows with texts, rows, tokens and runs, into runs/bench and the tables of recipes/scale.md
 	mkdir -p runs/bench
-	$(BENCH) scale --json runs/bench/scale.json --page recipes/scale.md
+	$(BENCH) scale --minutes 10 --json runs/bench/scale.json --page recipes/scale.md
 
 gpu: ## 20 min: all that needs an accelerator, into runs/gpu; DATA=TEXT to pretrain on
 	$(BENCH) gpu $(if $(DATA),--data "$(DATA)")

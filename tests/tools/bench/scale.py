@@ -50,7 +50,7 @@ WORDS_A_TEXT = (1, 20)  # the least and the most, uniform
 TOKENS_A_SENTENCE, SENTENCES_A_DOCUMENT = (1, 41), (1, 61)  # means of 21 and 31, as in the paper's corpus (RESULTS.md)
 SENTENCES_A_BLOCK = 1 << 22  # sentence ends written at once
 BYTES_A_TOKEN = 2
-PHASES = [{"share": 0.9, "max_length": 128}, {"share": 0.1, "max_length": 512}]  # A.2
+LENGTH = 128  # tokens of a pair
 BATCH = 256  # A.2
 BATCHES = 100  # that a rate is measured on
 CALLS, ROWS, TOKENS, RUNS = "Texts of a call", "Rows that are scored", "Tokens of a corpus", "Runs of a study"
@@ -259,8 +259,8 @@ def write_corpus(folder: Path, tokens: int) -> int:
         sizes = random.integers(*TOKENS_A_SENTENCE, min(SENTENCES_A_BLOCK, sentences - start), endpoint=True)
         ends[start : start + len(sizes)] = last + np.cumsum(sizes)
         last = int(ends[start + len(sizes) - 1])
-    sizes = random.integers(*SENTENCES_A_DOCUMENT, sentences, endpoint=True)
-    documents = np.cumsum(sizes[: 1 + sentences // SENTENCES_A_DOCUMENT[1]])
+    enough = 100 + 2 * sentences // sum(SENTENCES_A_DOCUMENT) * 5 // 4  # documents, a quarter more than are needed
+    documents = np.cumsum(random.integers(*SENTENCES_A_DOCUMENT, enough, endpoint=True))
     documents = np.append(documents[documents < sentences], sentences)
     names = [f"{CORPUS_INDEX}-00000000{SHARD_SUFFIX}"]
     write_arrays(folder / names[0], {"sentence_ends": ends, "document_ends": documents})
@@ -304,7 +304,7 @@ def write_header(stream: Any, header: dict[str, Any]) -> int:
 def time_reading(folder: str) -> dict[str, float]:
     """Return the seconds of opening a corpus and encoding it, of the first batch, and sequences per second after it."""
     task, marks = TASKS["pretrain"], [time.perf_counter()]
-    recipe = Recipe.make(task, {"data": {"corpus": [folder]}, "phase": PHASES, "batch_size": BATCH})
+    recipe = Recipe.make(task, {"data": {"corpus": [folder], "max_length": LENGTH}, "batch_size": BATCH})
     examples = task.load(recipe.data, lambda line: None)
     tokenizer = load_tokenizer(folder)
     marks.append(time.perf_counter())

@@ -100,6 +100,7 @@ def test_a_made_corpus_is_one(tmp_path):
     assert abs(tokens - 100_000) < 2_000
     assert (lengths.min(), lengths.max()) == (1, 41)
     assert corpus.document_ends[-1] == len(lengths)
+    assert np.diff(corpus.document_ends, prepend=0).max() <= 61
     assert not corpus.ids[0:tokens].any()
 
 
