@@ -101,10 +101,10 @@ def list_curves(given: argparse.Namespace) -> list[tuple[str, Callable[[Path, An
     return [
         (CALLS, measure_texts, [given.texts]),  # with all smaller calls
         (ROWS, measure_evaluation, divide(given.rows, 100, 10, 1)),
-        (ROWS, measure_table, divide(given.table, 1000, 100, 10, 1)),
+        (ROWS, measure_table, divide(given.table, 100, 10, 1)),
         (TOKENS, measure_corpus, [given.gigabytes / 10, given.gigabytes]),
         (RUNS, measure_runs, divide(given.runs, 5, 1)),
-        (RUNS, measure_finished, divide(given.tasks, 8, 4, 1)),
+        (RUNS, measure_finished, divide(given.tasks, 8, 1)),
     ]
 
 
