@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/installed
 CLIENTS := .venv-clients
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo docs check format test browser test-browser test-all peer clients bench gpu coverage clean
+.PHONY: help install demo docs check format test browser test-browser test-all peer clients bench bench-scale gpu coverage clean
 
 help: ## 1 s: list these targets, with their time on two cores
 	@sed -n 's/^\([a-z-]*\):.*## \([^:]*\): \(.*\)/  make \1\t\2\t\3/p' $(MAKEFILE_LIST) | expand -t 21,30
@@ -85,6 +85,10 @@ BENCH := $(firstword $(wildcard $(BIN)/python) $(PYTHON)) -m tests.tools.bench
 bench: ## at most 45 min: speed and memory beside plain transformers: fine-tuning, pretraining, prediction, serving
 	mkdir -p runs/bench
 	for each in "train pretrain" "train mrpc" "train ner" predict serve; do $(BENCH) $$each --json "runs/bench/$$each.json" || exit; done
+
+bench-scale: ## at most 10 min: how cost grows with texts, rows, tokens and runs, into runs/bench and the tables of recipes/scale.md
+	mkdir -p runs/bench
+	$(BENCH) scale --minutes 10 --json runs/bench/scale.json --page recipes/scale.md
 
 gpu: ## 9 min: all that needs an accelerator, into runs/gpu; DATA=TEXT to pretrain on
 	$(BENCH) gpu $(if $(DATA),--data "$(DATA)")

@@ -38,6 +38,8 @@ MOST_VALUES = 1 << 26
 MOST_CELLS = 1 << 33, 1 << 28  # samples x rows x labels of a count and of a ranking, about three seconds each
 LEAST_OF_CELLS = 200  # samples; with fewer such a score has no interval
 WEIGHTS_A_BLOCK = 1 << 18  # weights computed at once: 2 MB stay in the cache of the processor
+SORTING_RATES = (*RANKING_RATES, "spearmanr")  # scores that sort the rows once for each block of samples
+SAMPLES_A_SORT = 16  # least samples in a block of such a score, because sorting takes as long as some samples
 LEAST_SPREAD = 1e-9  # a smaller spread of samples is rounding
 POWER = 0.8  # the chance of telling the difference, with the rows that are called enough
 
@@ -179,7 +181,8 @@ def draw_weights(units: Units, seed: int, most: int = BOOTSTRAP_SAMPLES) -> Iter
     rng, counts = np.random.default_rng(seed), units.counts
     values = len(counts) if units.numbers is None else len(units.numbers)
     samples = min(most, max(LEAST_SAMPLES, MOST_VALUES // values))
-    size = max(WEIGHTS_A_BLOCK // values, 1)
+    sorts = any(score.rate in SORTING_RATES for score in units.scores)
+    size = max(WEIGHTS_A_BLOCK // values, SAMPLES_A_SORT if sorts else 1)
     for start in range(0, samples, size):
         yield units.spread(rng.standard_gamma(counts, (min(size, samples - start), len(counts))))
 

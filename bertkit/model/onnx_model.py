@@ -57,9 +57,12 @@ class OnnxModel:
         head: The name of the head's class.
         is_int8: Whether activations are quantised with a scale for each call. Inputs are then run one at a time, so
             that no answer depends on the other inputs of a batch.
+
+    Args:
+        spins: Whether its threads wait for the next call by running, which keeps the cores from torch.
     """
 
-    def __init__(self, path: Path, config: Any, is_int8: bool = False) -> None:
+    def __init__(self, path: Path, config: Any, is_int8: bool = False, spins: bool = True) -> None:
         with explain_missing("an exported model needs onnxruntime", "onnx"):
             import onnxruntime
         self.config, self.is_int8 = config, is_int8
@@ -68,6 +71,8 @@ class OnnxModel:
         options.intra_op_num_threads = count_threads()
         options.inter_op_num_threads = 1
         options.enable_mem_pattern = False  # a pattern would be kept for each batch size and length
+        if not spins:
+            options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.log_severity_level = 3  # errors
         try:
             self.session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

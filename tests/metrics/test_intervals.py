@@ -9,6 +9,7 @@ from statsmodels.stats.contingency_tables import mcnemar
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.proportion import proportion_confint
 
+from bertkit.metrics import intervals
 from bertkit.metrics.intervals import (
     Contrast,
     Interval,
@@ -49,6 +50,25 @@ def test_the_interval_of_a_share_is_that_of_clopper_and_pearson(right, count):
     assert found == pytest.approx(proportion_confint(right, count, method="beta"), abs=1e-12)
     percent = estimate_interval(measure_mean(np.arange(count) < right, percent=True))
     assert percent == pytest.approx([100 * limit for limit in found])
+
+
+@pytest.mark.parametrize("name", ["roc_auc", "average_precision", "spearmanr"])
+def test_rows_are_sorted_once_for_several_samples(name, monkeypatch):
+    """As many blocks of few samples, each of which sorts the rows, give the same interval."""
+    labels = np.random.default_rng(0).integers(0, 2, 3000)
+    values = labels + np.random.default_rng(1).normal(size=3000)
+    scores = measure_ranking(values[:, None], labels[:, None] == 1) | measure_numbers(values, labels)
+    usual = estimate_interval(scores[name])
+    blocks, score = [], WeightedScore.score
+    monkeypatch.setattr(
+        WeightedScore, "score", lambda self, weights: blocks.append(len(weights)) or score(self, weights)
+    )
+    monkeypatch.setattr(intervals, "WEIGHTS_A_BLOCK", 1)
+    assert estimate_interval(scores[name]) == pytest.approx(usual, rel=1e-12)
+    assert blocks == [16] * 125
+    monkeypatch.setattr(intervals, "SAMPLES_A_SORT", 1)
+    assert estimate_interval(scores[name]) == pytest.approx(usual, rel=1e-12)
+    assert len(blocks) == 125 + 2000
 
 
 def test_precision_and_recall_of_a_label_are_shares_of_some_rows():

@@ -1,6 +1,6 @@
 """Measure this package beside plain transformers, from a checkout.
 
-    python -m tests.tools.bench train|predict|serve|profile|gpu [options]
+    python -m tests.tools.bench train|predict|serve|profile|scale|gpu [options]
 
 Each ends within ten minutes on two cores, unless options ask for more. Ctrl-C and SIGTERM end it earlier: it then
 prints the medians of the rounds so far. It needs neither typer nor rich.
@@ -30,7 +30,7 @@ def main(words: Sequence[str]) -> int:
     """Run a bench, print its rows, write its JSON, and return the exit code."""
     plain = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("python -m tests.tools.bench", description=__doc__, formatter_class=plain)
-    parser.add_argument("bench", choices=("train", "predict", "serve", "profile", "gpu"))
+    parser.add_argument("bench", choices=("train", "predict", "serve", "profile", "scale", "gpu"))
     name = parser.parse_args(words[:1]).bench
     module = import_module(f"tests.tools.bench.{name}")
     parser = argparse.ArgumentParser(f"{parser.prog} {name}", description=module.__doc__, formatter_class=plain)

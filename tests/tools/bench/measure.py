@@ -7,7 +7,7 @@ import ctypes
 import gc
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -34,6 +34,7 @@ class Record:
         facts: Single figures, and others that are only for the JSON.
         rates: The rates of each side in every round so far, by title.
         columns: Further columns of a title's table: heading -> side -> text.
+        tables: Tables without sides, by title: the headings, then the rows.
         failure: Why the figures are incomplete or wrong.
     """
 
@@ -43,6 +44,7 @@ class Record:
     facts: dict[str, Any] = field(default_factory=dict)
     rates: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     columns: dict[str, Mapping[str, Mapping[str, str]]] = field(default_factory=dict)
+    tables: dict[str, list[list[str]]] = field(default_factory=dict)
     failure: str = ""
 
     def alternate(self, title: str, sides: Mapping[str, Callable[[], float]], rounds: int) -> None:
@@ -79,12 +81,17 @@ def format_rows(record: Record) -> list[str]:
     device = "; ".join(machine["gpus"]) or f"{machine['processor']}, {machine['threads']} threads"
     lines = [f"`{record.command}`: {device}; {packages}; commit {str(machine['commit'])[:7]}."]
     lines += [f"Failed: {record.failure}."] if record.failure else []
-    for title, rates in record.rates.items():
-        heads, *body = tabulate(rates, record.columns.get(title, {}))
-        rows = [heads, ["---"] * len(heads), *body]
-        lines += ["", f"{title}:", "", *(f"| {' | '.join(row)} |" for row in rows)]
+    tables = {title: tabulate(rates, record.columns.get(title, {})) for title, rates in record.rates.items()}
+    for title, table in (tables | record.tables).items():
+        lines += ["", f"{title}:", "", *format_table(table)]
     facts = [f"{key} {fact:.4g}" for key, fact in record.facts.items() if isinstance(fact, int | float)]
     return [*lines, "", "; ".join(facts)]
+
+
+def format_table(table: Sequence[Sequence[str]]) -> list[str]:
+    """Return the Markdown of a table; the first row has its headings."""
+    heads, *body = table
+    return [f"| {' | '.join(row)} |" for row in (heads, ["---"] * len(heads), *body)]
 
 
 def time_call(call: Callable[[], Any]) -> float:

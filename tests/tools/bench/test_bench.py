@@ -7,11 +7,13 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from torch.autograd import DeviceType
 
+from bertkit.data.pretraining.store import open_corpus
 from tests.tools.bench import __main__ as command
-from tests.tools.bench import arithmetic, gpu, predict, profile, train
+from tests.tools.bench import arithmetic, gpu, predict, profile, scale, train
 from tests.tools.bench.measure import BERTKIT
 
 
@@ -58,6 +60,50 @@ def test_sides_that_do_not_train_the_same_are_refused(measure, monkeypatch):
     code, found = measure("train", "mrpc")
     assert code == 1
     assert found["failure"].endswith("it does not train the same model")
+
+
+@pytest.mark.parametrize("is_apart", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_curves_have_all_sizes_and_reach_the_page(is_apart, here, measure, monkeypatch, tmp_path, capsys):
+    if not is_apart:
+        figures = {"megabytes": 1.0}
+        monkeypatch.setattr(
+            scale, "measure_apart", lambda point, *words: scale.POINTS[point](*map(str, words)) | figures
+        )
+        monkeypatch.setattr(scale, "MOST_REPEATS", 1)
+    page = tmp_path / "page.md"
+    page.write_text("".join(f"{title}, as measured:\n\n| old |\n|---|\n\n" for title in scale.TABLES))
+    code, found = measure("scale", "--page", str(page))
+    assert (code, found["failure"]) == (0, "")
+    assert {title: tuple(rows[0]) for title, rows in found["tables"].items()} == scale.TABLES
+    calls, scored, tokens, runs = (rows for _, *rows in found["tables"].values())
+    assert [row[0] for row in calls] == ["1", "8"]
+    sizes = [
+        ("a file", "1"),
+        ("a file", "3"),
+        ("a file", "30"),
+        *(("a table", size) for size in ("3", "30", "300")),
+    ]
+    assert [tuple(row[:2]) for row in scored] == sizes
+    assert [row[1] for row in tokens] == ["first", "next"] * 2
+    assert [tuple(row[:2]) for row in runs] == [("one update", "1"), ("finished", "72")]
+    assert all(
+        float(cell.replace(",", "")) > 0 for rows in (calls, scored, tokens, runs) for row in rows for cell in row[2:]
+    )
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    assert [line for line in page.read_text().splitlines() if line.startswith("| ")] == lines
+    assert "old" not in page.read_text()
+
+
+def test_a_made_corpus_is_one(tmp_path):
+    tokens = scale.write_corpus(tmp_path / "corpus", 100_000)
+    corpus = open_corpus(tmp_path / "corpus")
+    lengths = np.diff(corpus.sentence_ends, prepend=0)
+    assert len(corpus.ids) == corpus.sentence_ends[-1] == tokens
+    assert abs(tokens - 100_000) < 2_000
+    assert (lengths.min(), lengths.max()) == (1, 41)
+    assert corpus.document_ends[-1] == len(lengths)
+    assert np.diff(corpus.document_ends, prepend=0).max() <= 61
+    assert not corpus.ids[0:tokens].any()
 
 
 @pytest.mark.slow
