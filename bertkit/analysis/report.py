@@ -241,7 +241,9 @@ def describe_run(source: Source, others: Mapping[Path, Sequence[Mapping[str, Any
         "task": task,
         "main": main,
         "metrics": metrics,
-        "verdict": "" if main is None else describe_verdict(main, metrics, len(next(iter(predicted.values()), ())), task.unit),
+        "verdict": ""
+        if main is None
+        else describe_verdict(main, metrics, len(next(iter(predicted.values()), ())), task.unit),
         "bars": list_bars(main, metrics) if main else [],
         "facts": list_facts(path, recipe, log),
         "scores": scores,

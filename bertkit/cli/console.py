@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from bertkit.errors import UsageError, as_usage_error, explain_os_error
-from bertkit.reports.tables import Table, list_shown, make_table, tabulate_scores
+from bertkit.reports.tables import Table, find_main, list_shown, make_table, tabulate_scores
 from bertkit.system.signals import STOPS, Interrupted, note_signals
 from bertkit.tasks.option import Options
 
@@ -109,9 +109,9 @@ class Screen(AbstractContextManager):
         self._move_bar(done, total, f"{done / 1e6:,.1f} of {total / 1e6:,.1f} MB, {rate}" if total else rate)
 
     def _move_bar(self, done: int, total: int, state: str) -> None:
-        """Move the progress bar, or without a terminal print the state at every twentieth, or every half minute."""
+        """Move the progress bar, or without a terminal print the state at every fifth, or every half minute."""
         if not self.console.is_terminal:
-            part = done * 20 // total if total else int(time.monotonic()) // 30
+            part = done * 5 // total if total else int(time.monotonic()) // 30
             if part > self.shown:
                 self.shown = part
                 self.say(f"  {state}")
@@ -203,31 +203,40 @@ class Screen(AbstractContextManager):
             self.say(f"{line}  # {option.explain(recipe.data[name])}" if option else line)
 
     def show_results(self, task: Any, metrics: Mapping[str, Any], output: Path) -> None:
-        """Print the task's table of scores, some predictions, the paths of the files, and commands to try next."""
-        from bertkit.reports.plots import plot_log
-        from bertkit.tasks.task import list_commands
-        from bertkit.training.recipe import load_recipe
-        from bertkit.training.run_dir import METRICS_FILE, RECIPE_FILE, read_log
+        """Print the scores of a run, its worst mistakes, the verdict, its directory, and commands to try next.
 
-        rows = list_shown(task.table, task.metric, metrics)
-        if rows:
+        Without a terminal the scores are one line.
+        """
+        from bertkit.reports.plots import plot_log
+        from bertkit.reports.verdict import describe_verdict
+        from bertkit.tasks.task import list_commands
+        from bertkit.training.predictions import read_first_table
+        from bertkit.training.recipe import load_recipe
+        from bertkit.training.run_dir import CURVES_FILE, METRICS_FILE, RECIPE_FILE, read_log
+
+        rows, predicted = list_shown(task.table, task.metric, metrics), read_first_table(task, output)
+        if rows and self.console.is_terminal:
             self.show_table(replace(tabulate_scores(rows, metrics, "after"), caption=f"{output}"))
+        elif rows:
+            self.say(f"scores: {', '.join(row.describe(metrics[row.key]) for row in rows)}")
         self.say(*task.comment(metrics))
-        self.show_predictions(task, output)
-        curves = output / "curves.png"
-        plot_log(read_log(output), rows, metrics, curves)
-        self.say(f"Scores: {output / METRICS_FILE}" + (f"; curves: {curves}" if curves.exists() else ""))
+        self.show_predictions(task, predicted)
+        curves = output / CURVES_FILE
+        main = find_main(rows, task.metric) if rows else None
+        plot_log(read_log(output), [main] if main else [], metrics, curves)
+        if main:
+            count = 0 if predicted is None else len(predicted)
+            self.say(f"verdict: {describe_verdict(main, metrics, count, task.unit)}")
+        self.say(f"Results: {output}: {METRICS_FILE}" + (f", {CURVES_FILE}" if curves.exists() else ""))
         if commands := list_commands(task, output, load_recipe(output / RECIPE_FILE)):
             self.say("Next:", *(f"  {command}" for command in commands))
 
-    def show_predictions(self, task: Any, output: Path) -> None:
-        """Print the worst mistakes of the first evaluated split."""
-        from bertkit.training.predictions import TABLE_SUFFIX, read_table, show_mistakes
-        from bertkit.training.run_dir import PREDICTIONS
+    def show_predictions(self, task: Any, predicted: Any) -> None:
+        """Print the worst mistakes of the first evaluated split, from its prediction table, if there is one."""
+        from bertkit.training.predictions import show_mistakes
 
         split = next(iter(task.splits), "")
-        table = output / PREDICTIONS / f"{split}{TABLE_SUFFIX}"
-        if table.is_file() and (mistakes := show_mistakes(read_table(table), MISTAKES_PRINTED)):
+        if predicted is not None and (mistakes := show_mistakes(predicted, MISTAKES_PRINTED)):
             self.say(f"The worst mistakes on {split} (the right answer in parentheses):")
             for row, *texts, predicted, right in mistakes:
                 self.say(f"  row {row}: {'  |  '.join(texts)}  →  {predicted}  ({right})")

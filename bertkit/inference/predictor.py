@@ -120,6 +120,7 @@ class Predictor:
         input_schema, output_schema: As `Task.schema` returns them.
         reading: The run's settings of reading files: `sep` and `encoding`.
         sample: An input that a person can try.
+        trained_as: The task of the run; without one, that of the head.
     """
 
     def __init__(
@@ -153,8 +154,9 @@ class Predictor:
             raise UsageError(f"id2label in the config.json of {name} must give each class a different name; correct it")
         path = find_file(name, RECIPE_FILE)
         recipe = {} if path is None else read_recipe(path)
+        self.trained_as = TASKS.get(str(recipe.get("task")), task)
         if pairs is None:
-            pairs = TASKS.get(str(recipe.get("task")), task).pairs
+            pairs = self.trained_as.pairs
         if pairs is None and config.text_columns:
             pairs = len(config.text_columns) == 2
         self.task = task

@@ -30,19 +30,23 @@ from starlette.types import Message, Receive, Scope, Send
 
 import bertkit
 from bertkit.data.formats.rows import Input
-from bertkit.errors import UsageError, make_printable
+from bertkit.errors import UsageError, list_some, make_printable
 from bertkit.inference.address import bind
 from bertkit.inference.batching import Batcher, count_characters
 from bertkit.inference.export import FEW_TOKENS, add_export
 from bertkit.inference.predictor import Predictor
 from bertkit.model.cpu import limit_kernels
 from bertkit.reports.html import load_template
+from bertkit.reports.tables import find_main, list_shown
+from bertkit.reports.verdict import describe_verdict
 from bertkit.system.hub import CARD, find_file
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.answers import Result
 from bertkit.tasks.option import REDACTIONS
 from bertkit.tasks.prediction import limit_batch
 from bertkit.tasks.schema import PROBABILITY, STRING, make_array, make_object
+from bertkit.training.recipe import read_recipe
+from bertkit.training.run_dir import ENVIRONMENT, METRICS_FILE, RECIPE_FILE, read_metrics, read_record
 
 LONGEST_BODY = 1 << 20  # bytes of a request
 MOST_INPUTS = 256  # inputs of a request
@@ -52,6 +56,33 @@ DEADLINE = 30.0  # seconds from a request's headers to its answer
 JSON = "application/json"
 Redaction = tuple[str | None, float | None]  # the arguments of `Predictor.with_redaction`
 Asked = tuple[Redaction, Input | UsageError]
+MOST_LABELS = 12  # named on the page
+ABOUT_DECIDED = {  # name on the page -> a value that other data have decided, and what it means
+    "Answers": ("least_confidence", "only where the likeliest label has a probability of {:.3g} or more"),
+    "Answers questions": ("tau", "where the best span scores more than {:.3g} above no answer"),
+    "Redacts": ("redaction_threshold", "words with a probability of {:.3g} or more of being in a name"),
+}
+EXAMPLES: dict[str, list[dict[str, Any]]] = {  # head -> inputs to try beside the sample; none is from any data
+    "BertForSequenceClassification": [
+        {"text": "The room was clean, but nobody answered the phone."},
+        {"text": "Please send me the invoice for March again."},
+    ],
+    "BertForTokenClassification": [
+        {"text": "Ada Lovelace wrote to Charles Babbage from London."},
+        {"text": "Flights from Lisbon to Oslo are sold by Norwegian until Friday."},
+    ],
+    "BertForQuestionAnswering": [
+        {
+            "question": "When was the bridge opened?",
+            "context": "The bridge took four years to build. It was opened in 1932 by the mayor of the city.",
+        },
+        {
+            "question": "Who painted the bridge?",
+            "context": "The bridge took four years to build. It was opened in 1932 by the mayor of the city.",
+        },
+    ],
+    "BertForMaskedLM": [{"text": "Paris is the [MASK] of France."}],
+}
 CARD_HEADER = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)  # YAML for the Hub
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 UVICORN = {  # nothing is logged, and no header about the client is trusted
@@ -179,6 +210,7 @@ class Application(FastAPI):
         )
         self.get("/openapi.json", include_in_schema=False, **kept)(self.openapi)
         self.get("/", include_in_schema=False)(lambda: page)
+        self.get("/card", include_in_schema=False, **kept)(lambda: HTMLResponse(render_card(name, run)))
         self.exception_handler(HTTPException)(refuse)
         self.exception_handler(Exception)(self.fail)
         if not token:
@@ -308,22 +340,54 @@ def render_page(predictor: Predictor, name: str, run: str, *, asks_token: bool) 
     Args:
         run: The run or checkpoint, whose card is shown.
     """
-    card = ""
-    with suppress(UsageError):  # no connection to the Hub
-        if not asks_token and (path := find_file(run, CARD)):
-            text = CARD_HEADER.sub("", Path(path).read_text(encoding="utf-8", errors="replace"))
-            card = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image").render(text)
     sample, properties = predictor.sample, predictor.input_schema["properties"]
+    others = EXAMPLES.get(predictor.settings.head, ())
     return load_template("serve.html.jinja", package="bertkit.inference").render(
         name="bertkit" if asks_token else name,
-        head=predictor.settings.head,
         version=bertkit.__version__,
         fields={field: kind for field, kind in properties.items() if field in sample or kind["type"] == "string"},
         sample=sample,
+        examples=[sample, *(one for one in others if one.keys() == sample.keys())],
         asks_token=asks_token,
         redacts="redacted" in predictor.output_schema["properties"],
-        card=card,
+        about=[] if asks_token else list_about(predictor, run),
+        has_card=not asks_token and read_card(run) is not None,
     )
+
+
+def list_about(predictor: Predictor, run: str) -> list[tuple[str, str]]:
+    """Return what a person should know of a model, as names and texts: score, data, labels, limits, date."""
+    found, folder = {}, Path(run)
+    if all((folder / name).is_file() for name in (METRICS_FILE, RECIPE_FILE, ENVIRONMENT)):
+        metrics = {key: x for key, x in read_metrics(folder / METRICS_FILE).items() if isinstance(x, int | float)}
+        table, metric = predictor.trained_as.table, predictor.trained_as.metric
+        if rows := list_shown(table, metric, metrics):
+            found["Score"] = describe_verdict(find_main(rows, metric), metrics, 0, "")
+        found["Data"] = Path(read_recipe(folder / RECIPE_FILE)["data"].get("dir", "")).name
+        found["Trained"] = read_record(folder / ENVIRONMENT, dict).get("date", "").partition("T")[0]
+    if "label" in predictor.output_schema["properties"] or "labels" in predictor.output_schema["properties"]:
+        found["Labels"] = list_some(predictor.settings.labels, MOST_LABELS)
+    for name, (key, words) in ABOUT_DECIDED.items():
+        if isinstance(value := predictor.settings.decided.get(key), int | float):
+            found[name] = words.format(value)
+    found["Reads"] = (
+        f"at most {predictor.settings.max_length:,} tokens of a text; longer ones are {predictor.task.long}"
+    )
+    return [(name, text) for name, text in found.items() if text]
+
+
+def read_card(run: str) -> str | None:
+    """Return the HTML of a run's card, without images, and with HTML in it as text; None if it has none."""
+    with suppress(UsageError):  # no connection to the Hub
+        if path := find_file(run, CARD):
+            text = CARD_HEADER.sub("", path.read_text(encoding="utf-8", errors="replace"))
+            return MarkdownIt("commonmark", {"html": False}).enable("table").disable("image").render(text)
+    return None
+
+
+def render_card(name: str, run: str) -> str:
+    """Return the page of a run's card."""
+    return load_template("card.html.jinja", package="bertkit.inference").render(name=name, card=read_card(run) or "")
 
 
 # --- The server -------------------------------------------------------------------------------------------------------

@@ -182,12 +182,11 @@ def draw_square(axis: Any, x: int, y: int, cell: TableCell) -> None:
 def plot_log(
     log: Sequence[Mapping[str, float]], rows: Sequence[ScoreLine], metrics: Mapping[str, Any], path: Path
 ) -> None:
-    """Draw one plot per row of the task's table: the score in training and on held-out data, and its baselines.
+    """Draw a plot of the training loss and one of each score: in training, on held-out data, and its baselines.
 
-    Rows whose score was never logged are left out. Without any such row the training loss is drawn, if it was logged.
+    What was never logged is left out.
     """
-    rows = list_logged(log, rows) or list_logged(log, [LOSS])
-    save_plots([trace(log, row, metrics) for row in rows], path)
+    save_plots([trace(log, row, metrics) for row in list_logged(log, [LOSS, *rows])], path)
 
 
 def list_logged(log: Sequence[Mapping[str, float]], rows: Iterable[ScoreLine]) -> list[ScoreLine]:

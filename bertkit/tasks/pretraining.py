@@ -119,6 +119,7 @@ class PretrainingTask(Task):
     head = HEADS["mlm+nsp"]
     heads: Mapping[str, Mapping[str, str]] = {"objective": HEADS}
     next_commands = (
+        "bertkit classify --model {run} --data FILE.csv --output runs/classify  # fine-tune it",
         "bertkit pretrain --model {run} --corpus your.txt --set data.objective={objective} --output {run}-more",
         "bertkit pretrain --recipe recipes/pretrain/small.toml --corpus your.txt --output runs/small  # a larger model",
     )

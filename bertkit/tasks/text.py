@@ -54,8 +54,8 @@ from bertkit.system.progress import Report, ignore
 from bertkit.tasks.answers import Answers, Decisions, PairAnswers, judge_pairs
 from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.finetuning import (
-    ANOTHER_SEED,
     EVERY_EPOCH,
+    PAGE,
     FineTuningTask,
     add_test_rows,
     name_baselines,
@@ -175,8 +175,9 @@ class TextTask(FineTuningTask):
     is_classifier = True  # regression is refused when the data are read
     baselines = ("tfidf", "frozen")
     next_commands: tuple[str, ...] = (
-        ANOTHER_SEED,
+        PAGE,
         "bertkit predict {run} --input FILE.csv --output predictions.csv",
+        "bertkit serve {run}  # a page to try it, and answers over HTTP",
     )
     compared: tuple[str, ...] = ("macro_f1", "pearson", "r2", AGREEMENT)  # class weights may lower other scores
     space: LabelSpace | None = None  # the labels, if they and the columns are known before the data are read

@@ -40,7 +40,8 @@ from bertkit.metrics.table import (
 from bertkit.reports.tables import show_number
 from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.kinds import LABEL_KINDS, get_kind
-from bertkit.tasks.task import shorten_text
+from bertkit.tasks.task import Task, shorten_text
+from bertkit.training.run_dir import PREDICTIONS
 
 TABLE_FORMAT = 1
 TABLE_SUFFIX = ".parquet"  # among the predictions of a run, after a split's name
@@ -235,6 +236,12 @@ def list_mistakes(rows: pa.Table) -> np.ndarray:
     is_wrong, badness = mark_wrong(rows)
     numbers = np.flatnonzero(is_wrong)
     return numbers[np.argsort(-badness[numbers], kind="stable")]
+
+
+def read_first_table(task: Task, output: Path) -> pa.Table | None:
+    """Return the prediction table of a run's first evaluated split, if there is one."""
+    path = output / PREDICTIONS / f"{next(iter(task.splits), '')}{TABLE_SUFFIX}"
+    return read_table(path) if path.is_file() else None
 
 
 def show_mistakes(rows: pa.Table, most: int) -> list[list[str]]:

@@ -31,6 +31,7 @@ RECIPE_FILE = "recipe.toml"
 VOCABULARY = "vocab.txt"
 LOG = "training_log.jsonl"
 PREDICTIONS = "predictions"
+CURVES_FILE = "curves.png"
 EVALUATIONS = "evaluations"  # scores on other data, each in a folder
 ENVIRONMENT = "environment.json"
 EVAL_RESULTS = ".eval_results"  # scores on benchmarks of the Hub, in its own form
@@ -63,7 +64,7 @@ PUBLISHED = (
     RECIPE_FILE,
     ENVIRONMENT,
     LOG,
-    "curves.png",
+    CURVES_FILE,
     METRICS_FILE,
     CALIBRATION_FILE,
 )
