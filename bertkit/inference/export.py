@@ -182,7 +182,8 @@ def add_export(predictor: Predictor, most_tokens: int, report: Report = ignore) 
                 made.replace(path)
     exported = OnnxModel(path, model.config, spins=False)
     predictor.settings = replace(predictor.settings, exported=exported, most_exported=most_tokens)
-    report(f"onnxruntime answers texts of up to {most_tokens:,} tokens, torch longer ones and batches ({time.monotonic() - began:.1f} s)")
+    took = time.monotonic() - began
+    report(f"onnxruntime answers texts of up to {most_tokens:,} tokens, torch longer ones and batches ({took:.1f} s)")
 
 
 # --- Comparison and measurements --------------------------------------------------------------------------------------
