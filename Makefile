@@ -30,9 +30,9 @@ CONTEXT := "add.numbers has these parameters. axis is int or None: Along which a
 
 demo: $(INSTALLED) ## 13 min: a classifier of texts after 5, then a pretraining, questions and a report page
 	test -d runs/demo-data/squad || $(BIN)/bertkit sample runs/demo-data
-	$(BIN)/bertkit classify --recipe recipes/demo/classify.toml --data runs/demo-data/descriptions.csv --model $(MINILM) --output runs/demo-classify
-	$(BIN)/bertkit predict runs/demo-classify "n_jobs is int: The number of jobs to run in parallel." \
-	  "index is bool: Whether to write row names."
+	$(BIN)/bertkit classify --recipe recipes/demo/classify.toml --data runs/demo-data/topics --model $(MINILM) --output runs/demo-classify
+	$(BIN)/bertkit predict runs/demo-classify "Blur a photograph." "Draw the best straight line through noisy points." \
+	  "Read a spreadsheet." "The soup was too salty."
 	$(BIN)/bertkit report runs/demo-classify --output runs/demo.html
 	$(BIN)/bertkit pretrain --recipe recipes/demo/pretrain.toml --output runs/demo \
 	  --set data.limit_characters=10000000 --batch-size 32 --steps 2000

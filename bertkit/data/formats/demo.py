@@ -3,8 +3,8 @@
 numpy, scipy, scikit-learn and pandas describe the parameters of thousands of functions in numpydoc's format, which
 separates name, type and description. A question asks for the type of a parameter of a function. As in SQuAD 2.0
 (section 4.3), some cannot be answered: they are asked about another function's description. As in QNLI (section 4.1), a
-sentence either answers a question or is about another parameter. No function is in both train and dev. The descriptions
-of parameters with the name of their library are texts with a label, in one CSV file.
+sentence either answers a question or is about another parameter. No function is in both train and dev. The first
+sentence about a function, with the field that its module is about, is a text with a label, in CSV files.
 
 Left out: every other documentation format.
 """
@@ -14,7 +14,7 @@ import csv
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from importlib.util import find_spec
@@ -40,7 +40,26 @@ MOST_PARAMETERS = 4  # parameters of a function described in a context; most con
 UNANSWERABLE = 1 / 3  # share of unanswerable questions, as in SQuAD 2.0's training set
 DEV_SHARE = 0.1  # share of the functions in dev
 SAMPLE_SEED = 0
-DESCRIPTIONS = "descriptions.csv"  # descriptions of parameters, with their libraries
+TOPICS = {  # the field of a function -> the modules that are about it
+    "statistics": ("scipy.stats",),
+    "optimization": ("scipy.optimize",),
+    "signals": ("scipy.signal",),
+    "linear algebra": ("scipy.linalg", "numpy.linalg", "scipy.sparse.linalg"),
+    "images": ("scipy.ndimage",),
+    "calculus": ("scipy.integrate", "scipy.interpolate", "scipy.differentiate"),
+    "special functions": ("scipy.special",),
+    "geometry": ("scipy.spatial",),
+    "files": ("pandas.io", "scipy.io"),
+    "tables": ("pandas.core.reshape", "pandas.core.groupby", "pandas.core.window"),
+    "text": ("pandas.core.strings",),
+    "plots": ("pandas.plotting",),
+    "machine learning": (
+        *("sklearn.linear_model", "sklearn.ensemble", "sklearn.cluster", "sklearn.svm", "sklearn.tree"),
+        *("sklearn.neighbors", "sklearn.decomposition", "sklearn.feature_selection", "sklearn.preprocessing"),
+    ),
+}
+TOPIC_ROWS = {"train": 30, "dev": 30}  # sentences of each field
+TOPIC_WORDS = (4, 30)  # the fewest and the most words of a sentence
 
 
 @dataclass(frozen=True)
@@ -63,21 +82,30 @@ class Function:
 # --- Reading ----------------------------------------------------------------------------------------------------------
 
 
-def read_functions() -> list[Function]:
-    """Read the functions of all installed packages, sorted by name; the first of equal names is kept."""
-    found: dict[str, Function] = {}
+def list_modules() -> Iterator[tuple[str, Path]]:
+    """Yield the public name of each module's package and its file, of all installed packages."""
     for package in DOCUMENTED_PACKAGES:
         spec = find_spec(package)  # imports nothing
         root = Path(spec.submodule_search_locations[0]) if spec and spec.submodule_search_locations else None
         for path in sorted(root.rglob("*.py")) if root else []:
             parts = path.relative_to(root.parent).parts
             if not {"tests", "test", "_vendor"} & set(parts):
-                folder = ".".join(part for part in parts[:-1] if not part.startswith("_"))
-                for name, docstring in list_docstrings(path):
-                    function = Function(f"{folder}.{name}", tuple(parse_parameters(docstring))[:MOST_PARAMETERS])
-                    if function.parameters:
-                        found.setdefault(function.name, function)
-    return [found[name] for name in sorted(found)]
+                yield ".".join(part for part in parts[:-1] if not part.startswith("_")), path
+
+
+def read_docstrings() -> dict[str, str]:
+    """Return the docstrings of all functions by name, sorted; the first of equal names is kept."""
+    found: dict[str, str] = {}
+    for folder, path in list_modules():
+        for name, docstring in list_docstrings(path):
+            found.setdefault(f"{folder}.{name}", docstring)
+    return {name: found[name] for name in sorted(found)}
+
+
+def read_functions(docstrings: Mapping[str, str]) -> list[Function]:
+    """Return the functions whose parameters are described."""
+    parsed = ((name, tuple(parse_parameters(text))[:MOST_PARAMETERS]) for name, text in docstrings.items())
+    return [Function(name, parameters) for name, parameters in parsed if parameters]
 
 
 def list_docstrings(path: Path) -> Iterator[tuple[str, str]]:
@@ -123,24 +151,27 @@ def clean(text: str) -> str:
 
 
 def write_samples(output: Path, questions: int = 12_000, report: Callable[[str], None] = ignore) -> None:
-    """Write `squad/` (two SQuAD 2.0 files), `glue/QNLI/` (two GLUE files) and a CSV file below a directory.
+    """Write `topics/` (CSV files), `squad/` (SQuAD 2.0 files) and `glue/QNLI/` (GLUE files), each of train and dev.
 
     Args:
-        questions: Maximum number of questions in each training set; the CSV file has at most a third as many rows.
+        questions: Maximum number of questions in each training set.
 
     Raises:
         OSError: The directory cannot be made or written to.
     """
-    if there := [str(output / name) for name in ("squad", "glue", DESCRIPTIONS) if (output / name).exists()]:
+    if there := [str(output / name) for name in ("squad", "glue", "topics") if (output / name).exists()]:
         raise UsageError(f"the directory already has {' and '.join(there)}; delete them, or name another directory")
-    functions, parts = read_functions(), {"train": [], "dev": []}
+    docstrings = read_docstrings()
+    functions, parts = read_functions(docstrings), {"train": [], "dev": []}
     for function in functions:  # by its name alone, whatever other packages there are
         share = int.from_bytes(blake2b(function.name.encode(), digest_size=4).digest()) / 2**32
         parts["dev" if share < DEV_SHARE else "train"].append(function)
-    rows = make_descriptions(functions, questions // 3)
-    csv.writer(file := StringIO()).writerows([("text", "library", "function"), *rows])
-    files = {DESCRIPTIONS: file.getvalue()}
-    report(f"{len(functions):,} documented functions; {len(rows):,} descriptions of parameters, each with its library")
+    files = {}
+    for split, rows in make_topics(docstrings).items():
+        csv.writer(file := StringIO()).writerows([("text", "topic", "function"), *rows])
+        files[f"topics/{split}.csv"] = file.getvalue()
+        report(f"topics, {split}: {len(rows):,} sentences about functions, each with its field")
+    report(f"{len(functions):,} functions with documented parameters")
     for split, chosen in parts.items():
         limit = questions if split == "train" else max(questions // 10, 100)
         articles, pairs = make_articles(chosen, limit), make_pairs(chosen, limit)
@@ -152,7 +183,7 @@ def write_samples(output: Path, questions: int = 12_000, report: Callable[[str],
     for name, text in files.items():
         (output / name).parent.mkdir(parents=True, exist_ok=True)
         atomic_write(text, output / name)
-    report(f"In {output}: squad/, glue/, {DESCRIPTIONS}")
+    report(f"In {output}: topics/, squad/, glue/")
 
 
 def ask(function: Function, parameter: Parameter) -> str:
@@ -220,18 +251,27 @@ def make_pairs(functions: Sequence[Function], limit: int) -> list[tuple[str, str
     return rows
 
 
-def make_descriptions(functions: Sequence[Function], limit: int) -> list[tuple[str, str, str]]:
-    """Return rows (description of a parameter, its library, its function), as many of each library where possible.
+def make_topics(docstrings: Mapping[str, str]) -> dict[str, list[tuple[str, str, str]]]:
+    """Return rows (first sentence about a function, its field, its name) of train and dev, mixed.
 
-    A description of several functions is a row of one of them. The libraries are mixed, so that the first rows have all
-    of them.
+    Each field has as many rows as there are, up to TOPIC_ROWS. No sentence occurs twice.
     """
-    rows: dict[str, dict[str, tuple[str, str, str]]] = {package: {} for package in DOCUMENTED_PACKAGES}
-    for function in order(functions):
-        package = function.name.partition(".")[0]
-        for one in function.parameters:
-            text = f"{one.name} is {one.type}: {one.description}"
-            if not any(text in found for found in rows.values()):
-                rows[package][text] = (text, package, function.name)
-    mixed = [row for found in rows.values() for row in list(found.values())[: limit // len(rows)]]
-    return [mixed[number] for number in np.random.default_rng(SAMPLE_SEED).permutation(len(mixed))]
+    found: dict[str, dict[str, str]] = {topic: {} for topic in TOPICS}  # sentence -> function
+    for name, docstring in docstrings.items():
+        module = name.rpartition(".")[0]
+        paragraph = clean(inspect.cleandoc(docstring).partition("\n\n")[0])
+        sentence = re.split(r"(?<=[.!?]) ", paragraph)[0]
+        is_known = any(sentence in own for own in found.values())
+        if is_known or not TOPIC_WORDS[0] <= len(sentence.split()) <= TOPIC_WORDS[1]:
+            continue
+        for topic, modules in TOPICS.items():
+            if f"{module}.".startswith(tuple(f"{each}." for each in modules)):
+                found[topic][sentence] = name
+    random, rows = np.random.default_rng(SAMPLE_SEED), {split: [] for split in TOPIC_ROWS}
+    for topic, own in found.items():
+        mixed = [list(own)[number] for number in random.permutation(len(own))]
+        start = 0
+        for split, most in TOPIC_ROWS.items():
+            rows[split] += [(sentence, topic, own[sentence]) for sentence in mixed[start : start + most]]
+            start += most
+    return {split: [lines[number] for number in random.permutation(len(lines))] for split, lines in rows.items()}

@@ -11,8 +11,8 @@ from bertkit.data.formats.demo import (
     Function,
     Parameter,
     make_articles,
-    make_descriptions,
     make_pairs,
+    make_topics,
     parse_parameters,
     write_samples,
 )
@@ -120,22 +120,34 @@ def test_the_files_are_what_the_tasks_read(folder):
         assert set(table.find("label").to_pylist()) == {"entailment", "not_entailment"}
     examples = TASKS["qnli"].load(TASKS["qnli"].recipe["data"] | {"dir": str(folder / "glue")}, ignore)
     assert len(examples["train"].labels) == 1000
-    rows = list(csv.DictReader((folder / demo.DESCRIPTIONS).open(encoding="utf-8")))
-    assert Counter(row["library"] for row in rows) == {"numpy": 166, "pandas": 166}
-    assert len({row["text"] for row in rows}) == len(rows)
-    assert 30 < sum(row["library"] == "numpy" for row in rows[:100]) < 70, "the libraries are mixed"
+    rows = {}
+    for split in ("train", "dev"):
+        rows[split] = list(csv.DictReader((folder / "topics" / f"{split}.csv").open(encoding="utf-8")))
+        counts = Counter(row["topic"] for row in rows[split])
+        assert {"files", "tables", "text"} <= counts.keys() <= {"linear algebra", "files", "tables", "text", "plots"}
+        assert max(counts.values()) == 30
+        assert len({row["topic"] for row in rows[split][:20]}) > 2, "the topics are mixed"
+    texts, functions = ([row[name] for found in rows.values() for row in found] for name in ("text", "function"))
+    assert len(set(texts)) == len(texts)
+    assert len(set(functions)) == len(functions), "no function is in both"
 
 
-def test_a_description_of_several_functions_is_one_row():
-    same = (Parameter("axis", "int", "The axis."), Parameter("n", "int", "The size."))
-    functions = [Function(f"{library}.f{number}", same) for library in ("numpy", "scipy") for number in range(2)]
-    rows = make_descriptions([*functions, Function("pandas.g", (Parameter("n", "float", "The size."),))], 40)
-    assert sorted(text for text, *_ in rows) == [
-        "axis is int: The axis.",
-        "n is float: The size.",
-        "n is int: The size.",
+def test_the_first_sentence_about_a_function_has_the_field_of_its_module():
+    docstrings = {
+        "scipy.linalg.solve": "Solve the equation `a @ x = b`.\n\n    Not this.",
+        "scipy.linalg.again": "Solve the equation a @ x = b. A sentence that is there already.",
+        "scipy.linalg.short": "Three words only.",
+        "scipy.linalgebra.other": "A module whose name begins alike.",
+        "pandas.io.excel.read": "Read a sheet of\nan Excel file. And more.",
+    }
+    rows = make_topics(docstrings)
+    assert sorted(rows["train"]) == [
+        ("Read a sheet of an Excel file.", "files", "pandas.io.excel.read"),
+        ("Solve the equation a @ x = b.", "linear algebra", "scipy.linalg.solve"),
     ]
-    assert all(function.startswith(library) for _, library, function in rows)
+    assert rows["dev"] == []
+    many = {f"scipy.stats.f{number}": f"This is sentence number {number}." for number in range(50)}
+    assert {split: len(found) for split, found in make_topics(many).items()} == {"train": 30, "dev": 20}
 
 
 def test_what_is_there_is_not_replaced(tmp_path, refused):
