@@ -41,7 +41,7 @@ from bertkit.data.formats.entities import (
 )
 from bertkit.data.formats.rows import choose_reader, has_splits, locate_column
 from bertkit.data.labels import BALANCED, check_class_weights, match_weights
-from bertkit.data.sequences import IGNORED, Batch, EncodedInputs, pad_arrays
+from bertkit.data.sequences import IGNORED, EncodedInputs, pad_arrays, to_tensors
 from bertkit.data.splits import DROP, UNLABELLED, check_split_options, divide_train, name_split
 from bertkit.data.tagging import (
     ABSENT,
@@ -518,7 +518,7 @@ def name_type(tag: str, scheme: str) -> str:
     return tag if scheme == WORDS or tag == "O" else tag[2:]
 
 
-def locate_words(items: Sequence[dict[str, Any]]) -> Batch:
+def locate_words(items: Sequence[dict[str, Any]]) -> dict[str, "Tensor"]:
     """Return the batch of some sequences with `word_positions` and `labels` (B, W), for a head that reads words."""
     batch = pad_arrays(items)
     is_word = batch["labels"] != IGNORED  # (B, T)
@@ -526,7 +526,7 @@ def locate_words(items: Sequence[dict[str, Any]]) -> Batch:
     there = np.arange(counts.max()) < counts[:, None]  # (B, W)
     positions = np.full(there.shape, ABSENT)
     positions[there] = is_word.nonzero()[1]
-    return batch | {"word_positions": positions, "labels": np.where(there, 0, IGNORED)}
+    return to_tensors(batch | {"word_positions": positions, "labels": np.where(there, 0, IGNORED)})
 
 
 def describe_words(data: WordWindows, split: str) -> str:
