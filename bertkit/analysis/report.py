@@ -88,6 +88,7 @@ MOST_EXPLAINED = 10  # inputs whose explanations are shown
 MISTAKES_LISTED = 10
 LEAST_ANSWERED, MOST_POINTS = 20, 200  # texts in the first point of a curve, and its points
 MOST_CONFUSED = 20  # labels of a confusion matrix
+MOST_WITH_SHARES = 6  # labels of one whose cells have shares as numbers too
 
 
 @dataclass(frozen=True)
@@ -241,9 +242,7 @@ def describe_run(source: Source, others: Mapping[Path, Sequence[Mapping[str, Any
         "task": task,
         "main": main,
         "metrics": metrics,
-        "verdict": ""
-        if main is None
-        else describe_verdict(main, metrics, len(next(iter(predicted.values()), ())), task.unit),
+        "verdict": describe_verdict(main, metrics, len(next(iter(predicted.values()), ()))) if main else "",
         "bars": list_bars(main, metrics) if main else [],
         "facts": list_facts(path, recipe, log),
         "scores": scores,
@@ -473,7 +472,9 @@ def tabulate_confusion(answers: np.ndarray, labels: np.ndarray, names: Sequence[
     lines = []
     for label, row in zip(shown, counts.tolist(), strict=True):
         total = sum(row) or 1
-        cells = [TableCell(((f"{number:,}", f"{number / total:.0%}"),), share=number / total) for number in row]
+        words = [f"{number / total:.0%}" if len(shown) <= MOST_WITH_SHARES else "" for number in row]
+        counted = zip(row, words, strict=True)
+        cells = [TableCell(((f"{number:,}", share),), share=number / total) for number, share in counted]
         lines.append([label, *cells])
     return make_table(f"Confusion matrix, {split}", ["true ↓  predicted →", *shown], lines, "matrix")
 

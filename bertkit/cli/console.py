@@ -27,6 +27,7 @@ TERMINAL_CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\
 FOR, AGAINST = (90, 160, 255), (255, 150, 60)  # colours of the largest attributions, in red, green and blue
 LEAST_COLOURED = 0.1  # share of the largest attribution
 MISTAKES_PRINTED = 5  # after a run
+MOST_LINES = 10  # of a table of scores where there is no terminal
 SPEED_PERIOD = 3600.0  # seconds of progress that the remaining time is estimated from; a run of a study is slow
 NOTHING_DONE = "dry run: nothing was trained or written"
 
@@ -205,7 +206,7 @@ class Screen(AbstractContextManager):
     def show_results(self, task: Any, metrics: Mapping[str, Any], output: Path) -> None:
         """Print the scores of a run, its worst mistakes, the verdict, its directory, and commands to try next.
 
-        Without a terminal the scores are one line.
+        Without a terminal many scores are one line.
         """
         from bertkit.reports.plots import plot_log
         from bertkit.reports.verdict import describe_verdict
@@ -215,8 +216,10 @@ class Screen(AbstractContextManager):
         from bertkit.training.run_dir import CURVES_FILE, METRICS_FILE, RECIPE_FILE, read_log
 
         rows, predicted = list_shown(task.table, task.metric, metrics), read_first_table(task, output)
-        if rows and self.console.is_terminal:
-            self.show_table(replace(tabulate_scores(rows, metrics, "after"), caption=f"{output}"))
+        table = replace(tabulate_scores(rows, metrics, "after"), caption=f"{output}")
+        lines = sum(max(len(cell.lines) for cell in row) for row in table.rows)
+        if rows and (self.console.is_terminal or lines <= MOST_LINES):
+            self.show_table(table)
         elif rows:
             self.say(f"scores: {', '.join(row.describe(metrics[row.key]) for row in rows)}")
         self.say(*task.comment(metrics))
@@ -226,7 +229,7 @@ class Screen(AbstractContextManager):
         plot_log(read_log(output), [main] if main else [], metrics, curves)
         if main:
             count = 0 if predicted is None else len(predicted)
-            self.say(f"verdict: {describe_verdict(main, metrics, count, task.unit)}")
+            self.say(f"verdict: {describe_verdict(main, metrics, count)}")
         self.say(f"Results: {output}: {METRICS_FILE}" + (f", {CURVES_FILE}" if curves.exists() else ""))
         if commands := list_commands(task, output, load_recipe(output / RECIPE_FILE)):
             self.say("Next:", *(f"  {command}" for command in commands))

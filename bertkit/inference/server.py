@@ -62,7 +62,7 @@ ABOUT_DECIDED = {  # name on the page -> a value that other data have decided, a
     "Answers questions": ("tau", "where the best span scores more than {:.3g} above no answer"),
     "Redacts": ("redaction_threshold", "words with a probability of {:.3g} or more of being in a name"),
 }
-EXAMPLES: dict[str, list[dict[str, Any]]] = {  # head -> inputs to try beside the sample; none is from any data
+EXAMPLE_INPUTS: dict[str, list[dict[str, Any]]] = {  # head -> inputs to try beside the sample; none is from any data
     "BertForSequenceClassification": [
         {"text": "The room was clean, but nobody answered the phone."},
         {"text": "Please send me the invoice for March again."},
@@ -341,7 +341,7 @@ def render_page(predictor: Predictor, name: str, run: str, *, asks_token: bool) 
         run: The run or checkpoint, whose card is shown.
     """
     sample, properties = predictor.sample, predictor.input_schema["properties"]
-    others = EXAMPLES.get(predictor.settings.head, ())
+    others = EXAMPLE_INPUTS.get(predictor.settings.head, ())
     return load_template("serve.html.jinja", package="bertkit.inference").render(
         name="bertkit" if asks_token else name,
         version=bertkit.__version__,
@@ -362,7 +362,7 @@ def list_about(predictor: Predictor, run: str) -> list[tuple[str, str]]:
         metrics = {key: x for key, x in read_metrics(folder / METRICS_FILE).items() if isinstance(x, int | float)}
         table, metric = predictor.trained_as.table, predictor.trained_as.metric
         if rows := list_shown(table, metric, metrics):
-            found["Score"] = describe_verdict(find_main(rows, metric), metrics, 0, "")
+            found["Score"] = describe_verdict(find_main(rows, metric), metrics)
         found["Data"] = Path(read_recipe(folder / RECIPE_FILE)["data"].get("dir", "")).name
         found["Trained"] = read_record(folder / ENVIRONMENT, dict).get("date", "").partition("T")[0]
     if "label" in predictor.output_schema["properties"] or "labels" in predictor.output_schema["properties"]:

@@ -1,6 +1,6 @@
 """The verdict on a run: its score on held-out rows beside its baselines, in one sentence of a fixed form.
 
-    macro F1 86.2 % (83.9 to 88.4) on 1,200 held-out texts; 1.2 points above frozen vectors, 4.1 above TF-IDF
+    macro F1 86.2 % (83.9 to 88.4) on 1,200 held-out rows; 1.2 points above frozen vectors, 4.1 above TF-IDF
 
 Left out: advice, and how sure the differences are (`Task.comment`).
 """
@@ -12,18 +12,17 @@ from bertkit.errors import pluralize
 from bertkit.reports.tables import ScoreLine
 
 
-def describe_verdict(row: ScoreLine, metrics: Mapping[str, Any], count: int, unit: str) -> str:
+def describe_verdict(row: ScoreLine, metrics: Mapping[str, Any], count: int = 0) -> str:
     """Return the sentence about a score.
 
     Args:
         row: The line of the score, with its known baselines.
         count: The number of scored rows; 0 if it is unknown.
-        unit: One of the rows, such as "text".
     """
     limits = row.show_interval(metrics)
     sentence = row.describe(metrics[row.key]) + (f" ({limits})" if limits else "")
     if count:
-        sentence += f" on {count:,} held-out {pluralize(count, unit).partition(' ')[2]}"
+        sentence += f" on {pluralize(count, 'held-out row')}"
     baselines = sorted(row.baselines.items(), key=lambda item: -metrics[item[1]])
     differences = [describe_difference(row, metrics[row.key] - metrics[key], name) for name, key in baselines]
     if differences and row.unit:

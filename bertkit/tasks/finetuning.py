@@ -39,7 +39,7 @@ IS_LEARNED = "is_learned"  # in metrics.json: the training loss has become a sma
 SEARCHED = "searched"  # in metrics.json: a search chose the values
 ENOUGH_UPDATES = 300  # fewer are often too few: see `bertkit.training.facts`
 ANOTHER_SEED = "bertkit {command} --recipe {run}/recipe.toml --set train.seed=43 --output {run}-43  # another seed"
-PAGE = "bertkit report {run} --output {run}.html  # the page of this run"
+REPORT_PAGE = "bertkit report {run} --output {run}.html  # the page of this run"
 FROZEN_RATE = 1e-3  # A.3's rates are for a whole encoder, and hardly move the few weights above a frozen one
 SOLVED = "solved_strength"  # in metrics.json: the strength of a head that was solved, as `tasks.frozen.solve` takes it
 KEPT = "kept"  # in metrics.json: "start" or "end" of a training that started from a solved head
@@ -55,7 +55,7 @@ class FineTuningTask(Task):
     implied: Mapping[str, Mapping[str, Any]] = {"freeze": {"train": {"learning_rate": FROZEN_RATE}}}
     splits: Mapping[str, str] = {"dev": "{}", "test": "test_{}"}
     unlabelled: tuple[str, ...] = (UNLABELLED,)
-    next_commands: tuple[str, ...] = (PAGE, ANOTHER_SEED)
+    next_commands: tuple[str, ...] = (REPORT_PAGE, ANOTHER_SEED)
     start = "a BERT to fine-tune"  # the required checkpoint, for messages
     compared: tuple[str, ...] = ()  # the scores that must exceed their baselines; empty: all of the table
 

@@ -64,7 +64,7 @@ from bertkit.system.hub import parse_dataset
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.answers import Decisions
 from bertkit.tasks.examples import ExampleRows
-from bertkit.tasks.finetuning import EVERY_EPOCH, PAGE, FineTuningTask, name_baselines
+from bertkit.tasks.finetuning import EVERY_EPOCH, REPORT_PAGE, FineTuningTask, name_baselines
 from bertkit.tasks.inputs import take_text
 from bertkit.tasks.option import NER_OPTIONS
 from bertkit.tasks.redaction import (
@@ -138,10 +138,9 @@ class NerTask(FineTuningTask):
         "order": {"train": {"train_sampling_strategy": "sequential"}},  # the data set is in order already
     }
     metric = "f1"
-    unit = "sentence"
     baselines = ("words",)
     next_commands = (
-        PAGE,
+        REPORT_PAGE,
         "bertkit predict {run} --input texts.txt --output names.csv  # names of other texts",
         "bertkit features {run} --input texts.txt --layers last --output vectors.npz  # its vectors",
     )

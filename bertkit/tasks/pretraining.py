@@ -124,7 +124,6 @@ class PretrainingTask(Task):
         "bertkit pretrain --recipe recipes/pretrain/small.toml --corpus your.txt --output runs/small  # a larger model",
     )
     metric = "perplexity"
-    unit = "document"
     lower_is_better = True
     reusable = False  # the samples depend on the seed, the batch size and the length of the run
     evaluation_options: Mapping[str, Any] = {"targets_only": True}

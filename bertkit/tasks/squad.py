@@ -52,7 +52,7 @@ from bertkit.reports.tables import ScoreLine
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.answers import Answers, Decisions, Result
 from bertkit.tasks.examples import ExampleRows, select
-from bertkit.tasks.finetuning import PAGE, FineTuningTask, add_test_rows
+from bertkit.tasks.finetuning import REPORT_PAGE, FineTuningTask, add_test_rows
 from bertkit.tasks.inputs import take_text
 from bertkit.tasks.option import SQUAD_OPTIONS, WINDOW_OPTIONS, list_defaults
 from bertkit.tasks.schema import INDEX, NUMBER_SCHEMA, STRING, Schema, make_input, make_object
@@ -125,10 +125,9 @@ class SquadTask(FineTuningTask):
 
     head = "BertForQuestionAnswering"
     metric = "f1"
-    unit = "question"
     is_combinable = True
     options = SQUAD_OPTIONS
-    next_commands = (PAGE, "bertkit predict {run} --input questions.jsonl --output answers.jsonl")
+    next_commands = (REPORT_PAGE, "bertkit predict {run} --input questions.jsonl --output answers.jsonl")
 
     def __init__(self, version: Version) -> None:
         self.version = version

@@ -53,7 +53,6 @@ class SwagTask(FineTuningTask):
     title = "SWAG"
     head = "BertForMultipleChoice"
     metric = "accuracy"
-    unit = "context"
     table = (ACCURACY, *CALIBRATION_ROWS)
     is_classifier = True
     splits: Mapping[str, str] = {"dev": "{}"}

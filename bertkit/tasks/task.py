@@ -105,7 +105,6 @@ class Task:
         metric: The key of the score that the paper reports, which metrics.json repeats as `score`. Empty for data
             without labels, which are only predicted.
         lower_is_better: Whether a smaller `metric` is better.
-        unit: What a row of a prediction table is.
         table: The scores to show at the end.
         splits: Evaluated split -> name pattern of its scores, with "{}" for the score's name. The first split is also
             evaluated during training unless other rows decide.
@@ -133,7 +132,6 @@ class Task:
     implied: Mapping[str, Mapping[str, Any]] = {}
     metric = ""
     lower_is_better = False
-    unit = "row"
     table: tuple[ScoreLine, ...] = ()
     splits: Mapping[str, str] = {"dev": "{}"}
     unlabelled: tuple[str, ...] = ()

@@ -55,7 +55,7 @@ from bertkit.tasks.answers import Answers, Decisions, PairAnswers, judge_pairs
 from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.finetuning import (
     EVERY_EPOCH,
-    PAGE,
+    REPORT_PAGE,
     FineTuningTask,
     add_test_rows,
     name_baselines,
@@ -171,11 +171,10 @@ class TextTask(FineTuningTask):
     solves_head = True
     options = CLASSIFY_OPTIONS
     metric = "score"
-    unit = "text"
     is_classifier = True  # regression is refused when the data are read
     baselines = ("tfidf", "frozen")
     next_commands: tuple[str, ...] = (
-        PAGE,
+        REPORT_PAGE,
         "bertkit predict {run} --input FILE.csv --output predictions.csv",
         "bertkit serve {run}  # a page to try it, and answers over HTTP",
     )

@@ -167,8 +167,8 @@ def test_curves_are_drawn_of_the_loss_and_of_every_logged_score(root, whole):
     part = Reader(find_part(whole, str(root / "pretrain")))
     drawn = [label.partition(" during")[0] for label in part.take("alt") if "during" in label]
     of_pairs = [f"next-sentence {name}" for name in ("loss", "accuracy")]
-    assert drawn == ["loss", "masked-LM loss", "masked-LM accuracy", *of_pairs, "perplexity"]
-    picture = b64decode(part.take("src")[1].partition(",")[2]).decode()
+    assert drawn == ["loss", "perplexity", "masked-LM loss", "masked-LM accuracy", *of_pairs]
+    picture = b64decode(part.take("src")[2].partition(",")[2]).decode()
     assert all(word in picture for word in ("masked-LM loss", "training", "held out", "ln V", "update"))
 
 
@@ -238,12 +238,17 @@ def test_a_run_in_work_or_of_before_is_shown_with_what_there_is(root, tmp_path):
     said = []
     write_page([tmp_path / "run"], tmp_path / "page.html", said.append)
     assert "has no prediction tables, as in earlier versions; bertkit evaluate" in said[0]
-    assert read_page(tmp_path / "page.html").find("h3") == ["Scores", "Training", "Reproduce"]
+    assert read_page(tmp_path / "page.html").find("h3") == ["What to do next", "Training"]
+    assert read_page(tmp_path / "page.html").find("summary") == [
+        "3 more curves",
+        "All scores",
+        "Recipe and environment",
+    ]
     (tmp_path / "run" / "metrics.json").unlink()
     write_page([tmp_path / "run"], tmp_path / "page.html")
     found = read_page(tmp_path / "page.html")
     assert found.find("h2") == [f"{tmp_path / 'run'} (unfinished, 4 updates so far)"]
-    assert found.find("h3") == ["Scores", "Training", "Reproduce"]
+    assert found.find("h3") == ["Training"]
     latest = [entry for entry in read_log(root / "mrpc") if "eval_f1" in entry][-1]
     table = read_tables((tmp_path / "page.html").read_text(encoding="utf-8"))["Scores on held-out data"]
     assert (table[0][1], table[1][1]) == ("at update 4", f"{100 * latest['eval_f1']:.1f}")
@@ -368,12 +373,12 @@ def test_every_colour_stands_out(whole, theme):
         lighter, darker = sorted((measure_luminance(one), measure_luminance(other)), reverse=True)
         return (lighter + 0.05) / (darker + 0.05)
 
-    for name in ("ink", "muted", "link", "warning"):
+    for name in ("ink", "muted", "accent", "warning"):
         assert compare(colours[name], colours["paper"]) >= 4.5, name
         assert compare(colours[name], colours["faint"]) >= 4.5, name
     for colour in (*html.SERIES, html.GREY):
         assert compare(colour, colours["paper"]) >= 3, colour
-    parts = [[int(colours[name][place : place + 2], 16) for place in (1, 3, 5)] for name in ("c0", "paper")]
+    parts = [[int(colours[name][place : place + 2], 16) for place in (1, 3, 5)] for name in ("accent", "paper")]
     darkest = "#" + "".join(f"{round(0.45 * a + 0.55 * b):02x}" for a, b in zip(*parts, strict=True))
     assert compare(colours["ink"], darkest) >= 4.5
 

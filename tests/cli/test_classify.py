@@ -32,8 +32,8 @@ def test_a_table_becomes_a_classifier_that_predicts_the_table(finish, call, smal
     for words in (
         "reviews.csv: text from 'title' and 'body', label from 'stars'",
         "single label classification (3 different whole numbers), 3 labels: 1, 2, 3",
-        "macro F1 (%)",
-        "accuracy, test (%)",
+        "scores: macro F1 ",
+        "accuracy, test ",
         "a constant answer",
         "bertkit predict runs/stars --input FILE.csv",
     ):
@@ -77,7 +77,7 @@ def test_a_search_before_the_run(finish, small, tmp_path, here):
         "searching num_train_epochs: 1 trial, scored on held-back rows of train",
         "trial 1: num_train_epochs 3: score ",
         "the best of 1 trial: ",
-        "macro F1 (%)",
+        "scores: macro F1 ",
     ):
         assert words in out
     assert (tmp_path / "runs/stars/search/trials.md").exists()
