@@ -450,6 +450,7 @@ def test_a_click_copies_the_recipe(browser, whole, root, has_clipboard):
     stub = "{ writeText: async text => { window.copied = text; } }" if has_clipboard else "undefined"
     browser.ask(f"Object.defineProperty(navigator, 'clipboard', {{ value: {stub} }})")
     button = "document.querySelector('#run-1 button[data-copy$=recipe]')"
+    browser.ask(f"{button}.closest('details').open = true")
     assert browser.ask(f"{button}.checkVisibility() && {button}.textContent") == "Copy"
     assert (
         browser.ask(f"{button}.click(), new Promise(r => setTimeout(() => r({button}.textContent), 200))") == "Copied"
