@@ -28,11 +28,11 @@ ASKED := "What type is the parameter axis of add.numbers?"
 OTHER := "What type is the parameter n_jobs of sklearn.svm.SVC?"
 CONTEXT := "add.numbers has these parameters. axis is int or None: Along which axis the numbers are added."
 
-demo: $(INSTALLED) ## 13 min: a classifier of texts after 5, then a pretraining, questions and a report page
+demo: $(INSTALLED) ## 12 min: a classifier of texts after 2, then a pretraining, questions and a report page
 	test -d runs/demo-data/squad || $(BIN)/bertkit sample runs/demo-data
 	$(BIN)/bertkit classify --recipe recipes/demo/classify.toml --data runs/demo-data/topics --model $(MINILM) --output runs/demo-classify
-	$(BIN)/bertkit predict runs/demo-classify "Blur a photograph." "Draw the best straight line through noisy points." \
-	  "Read a spreadsheet." "The soup was too salty."
+	$(BIN)/bertkit predict runs/demo-classify "Read a table from an Excel file." "Remove hum from a recorded voice." \
+	  "Is the mean of two samples the same?" "The soup was too salty."
 	$(BIN)/bertkit report runs/demo-classify --output runs/demo.html
 	$(BIN)/bertkit pretrain --recipe recipes/demo/pretrain.toml --output runs/demo \
 	  --set data.limit_characters=10000000 --batch-size 32 --steps 2000

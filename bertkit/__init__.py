@@ -12,7 +12,7 @@ _HOMES = {
     "bertkit.api": ("Run", "expect", "load", "train"),
     "bertkit.estimator": ("BertClassifier",),
     "bertkit.model.config": ("BertConfig",),
-    "bertkit.errors": ("UsageError",),
+    "bertkit.errors": ("BertkitWarning", "UsageError"),
     "bertkit.model.bert": ("BertModel",),
     "bertkit.model.heads": (
         "BertForMultipleChoice",

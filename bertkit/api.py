@@ -4,14 +4,16 @@
     run.predict(frame)
 
 It is the command line with keywords in the place of options, and makes the same directories. Left out: printing. Lines
-and progress go to callbacks; without them nothing is shown, except one bar in a notebook.
+and progress go to callbacks; without them what matters is a `BertkitWarning`, and a notebook shows one bar.
 """
 
+import inspect
 import os
 import re
 import shutil
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -26,12 +28,13 @@ import pyarrow.parquet as pq
 from bertkit.analysis.doctor import examine, expect_scores
 from bertkit.data.formats.dataframes import convert_table, convert_tables, write_tables
 from bertkit.data.formats.rows import SPLIT_NAMES
-from bertkit.errors import UsageError, as_usage_error
+from bertkit.errors import BertkitWarning, UsageError, as_usage_error
 from bertkit.inference.evaluate import evaluate, load_predictor
 from bertkit.inference.predictor import Predictor, flatten_result
 from bertkit.model.checkpoint import load_config
 from bertkit.reports.html import show_table
-from bertkit.reports.tables import list_shown, tabulate_scores
+from bertkit.reports.tables import find_main, list_shown, tabulate_scores
+from bertkit.reports.verdict import describe_verdict
 from bertkit.studies.folds import gather_folds
 from bertkit.studies.results import check_all_finished
 from bertkit.studies.runner import run_study
@@ -45,7 +48,7 @@ from bertkit.tasks.pretraining import choose_starter
 from bertkit.tasks.task import Task
 from bertkit.training.callbacks import Progress
 from bertkit.training.clock import Clock
-from bertkit.training.predictions import TABLE_SUFFIX, read_table
+from bertkit.training.predictions import TABLE_SUFFIX, read_first_table, read_table
 from bertkit.training.push import push
 from bertkit.training.recipe import Recipe, check_inputs, merge, read_recipe
 from bertkit.training.run_dir import (
@@ -58,13 +61,25 @@ from bertkit.training.run_dir import (
     read_metrics,
 )
 
+WARNING = "warning: "
 DATA_OPTIONS = {"dir", "corpus"}  # options of tasks that `data` stands for
 KEYWORDS = (
     *("data", "model", "output", "text", "label", "weight", "budget", "search", "folds", "restarts", "workers"),
     *("private", "redact", "least"),
 )
+TRAIN_KEYWORDS = {"epochs": "num_train_epochs", "learning_rate": "learning_rate", "seed": "seed"}  # in `[train]`
 # In messages that are written for the command line.
 OPTION = re.compile(rf"--(?:({'|'.join(KEYWORDS)})\b(?: [A-Z]+\b)?|set (?:data\.)?)")
+
+
+def warn(line: str) -> None:
+    """Issue a warning at the line of the caller outside of bertkit, if the line is one."""
+    if not line.startswith(WARNING):
+        return
+    frame, level = inspect.currentframe().f_back, 2
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "bertkit":
+        frame, level = frame.f_back, level + 1
+    warnings.warn(line.removeprefix(WARNING), BertkitWarning, stacklevel=level)
 
 
 def train(
@@ -81,7 +96,7 @@ def train(
     folds: int = 0,
     restarts: int = 1,
     workers: int | str = 1,
-    report: Report = ignore,
+    report: Report | None = warn,
     progress: Progress | None = None,
     **settings: Any,
 ) -> "Run | list[Run]":
@@ -104,9 +119,11 @@ def train(
         folds: The number of folds, each of which is predicted by a model that has not seen it.
         restarts: The number of runs with seeds of their own.
         workers: The number of folds or restarts at once, each in a process, or "ray".
-        report: Called with a line of text now and then, such as `print`.
+        report: Called with a line of text now and then, such as `print`. By default warnings of the command line are
+            issued as `BertkitWarning`; None: nothing is said.
         progress: Called after every logged update with the updates done, all updates and the latest losses.
-        settings: The task's options by their names in `[data]`, and top-level keys of a recipe, such as `batch_size`.
+        settings: The task's options by their names in `[data]`, top-level keys of a recipe, such as `batch_size`, and
+            `epochs`, `learning_rate` and `seed`.
 
     Returns:
         The run; with folds or restarts a list of runs, of which only the best keeps its weights.
@@ -116,8 +133,10 @@ def train(
     """
     if task not in TASKS:
         raise UsageError(f"unknown task {task!r}; {propose(str(task), TASKS)}")
-    kind = TASKS[task]
+    kind, is_warned, report = TASKS[task], report is warn, report or ignore
     output = Path(os.path.expanduser(output or Path("runs", task)))
+    named = {TRAIN_KEYWORDS[name]: settings.pop(name) for name in TRAIN_KEYWORDS if name in settings}
+    train = named | dict(train or {}) if named or train is not None else None
     tables = {"checkpoint": model, "train": train, "model": config, "phase": phase}
     given = merge(make_plain(tables) | sort_settings(kind, make_plain(settings)))
     with ExitStack() as stack:
@@ -143,7 +162,10 @@ def train(
             return [Run(str(output / each.directory)) for cell in results.cells for each in cell.runs]
         clock = Clock.make(budget, given, time.monotonic()) if budget else None
         search_or_train(recipe, output=output, trials=search, clock=clock, report=report, progress=progress)
-    return Run(str(output))
+    found = Run(str(output))
+    for line in kind.comment(found.metrics) if is_warned else ():
+        warn(line)
+    return found
 
 
 def expect(
@@ -212,6 +234,16 @@ class Run:
         """Return the scores of metrics.json; `score` is the task's own. Empty without this file."""
         path = find_file(self.source, METRICS_FILE)
         return {} if path is None else read_metrics(path)
+
+    @property
+    def verdict(self) -> str:
+        """Return the score on held-out rows beside the baselines in one sentence; empty without scores."""
+        path = find_file(self.source, RECIPE_FILE)
+        task, metrics = None if path is None else TASKS[read_recipe(path)["task"]], self.metrics
+        if task is None or not (rows := list_shown(task.table, task.metric, metrics)):
+            return ""
+        predicted = read_first_table(task, Path(self.source))
+        return describe_verdict(find_main(rows, task.metric), metrics, 0 if predicted is None else len(predicted))
 
     @cached_property
     def predictor(self) -> Predictor:

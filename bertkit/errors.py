@@ -57,6 +57,10 @@ DISKS = (
 )
 
 
+class BertkitWarning(UserWarning):
+    """What a person should know of a call in Python that did what it was asked for."""
+
+
 class UsageError(ValueError):
     """A wrong file, option, recipe or text; the message is one line that names the problem and the remedy."""
 

@@ -11,6 +11,7 @@ import re
 import shutil
 import signal
 import sys
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -437,3 +438,16 @@ def test_the_time_of_a_budget_begins_with_the_call(world, tmp_path, monkeypatch)
     monkeypatch.setattr("bertkit.api.search_or_train", lambda *recipes, clock, **news: clocks.append(clock))
     train(world, world.frame, tmp_path / "run", budget="20m")
     assert clocks[0].limit - 10 < clocks[0].left < clocks[0].limit == 1200
+
+
+def test_what_matters_is_a_warning_at_the_line_of_the_call(world, tmp_path):
+    few = world.frame.head(40)
+    with pytest.warns(bertkit.BertkitWarning, match="too few to tell a good model from a bad one") as found:
+        given = train(world, few, tmp_path / "warned", epochs=1, seed=7, learning_rate=1e-3)
+    assert {Path(each.filename).name for each in found if each.category is bertkit.BertkitWarning} == {"test_api.py"}
+    recipe = read_recipe(Path(given.source, "recipe.toml"))
+    assert [recipe["train"][key] for key in ("num_train_epochs", "seed", "learning_rate")] == [1, 7, 1e-3]
+    for number, report in enumerate((None, [].append)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", bertkit.BertkitWarning)
+            train(world, few, tmp_path / f"silent{number}", epochs=1, report=report)

@@ -295,7 +295,7 @@ def test_the_make_targets_that_are_named_exist():
 
 
 def test_the_folders_are_all_named():
-    table = split_sections(README)["Folders"]
+    table = split_sections(PAGES[ROOT / "recipes" / "development.md"])["Folders"]
     first = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
     named = re.findall(r"`(.*?)`", "".join(first))
     packages = {f"bertkit/{path.parent.name}/" for path in (ROOT / "bertkit").glob("*/__init__.py")}
@@ -307,6 +307,7 @@ def test_the_first_pages_are_short():
     assert len(PAGES[ROOT / "recipes" / "README.md"].splitlines()) <= 95
 
 
+ENCODER = "sentence-transformers/all-MiniLM-L6-v2"  # a model on the Hub
 EXAMPLES = [block for text in (README, *PAGES.values()) for block in find_blocks(text, "python")]
 
 
@@ -317,7 +318,8 @@ def run_example(tmp_path, monkeypatch, capsys):
 
     def run(word):
         capsys.readouterr()  # what writing a model prints
-        exec(compile(next(block for block in EXAMPLES if word in block), "README.md", "exec"), {})
+        block = next(block for block in EXAMPLES if word in block)
+        exec(compile(block.replace(ENCODER, str(tmp_path / "bert")), "README.md", "exec"), {})
         return [float(number) for number in re.findall(r"-?\d+\.?\d*", capsys.readouterr().out)]
 
     return run
@@ -384,6 +386,10 @@ def test_an_example_that_trains_runs(word, run_example, tmp_path, monkeypatch):
     checkpoint = write_checkpoint(tmp_path / "bert", initializer_range=0.1)
     monkeypatch.setitem(TASKS["classify"].recipe, "checkpoint", str(checkpoint))
     write_reviews(tmp_path / "reviews.csv", 60)
+    rows = pd.read_csv(tmp_path / "reviews.csv").rename(columns={"body": "text", "stars": "topic"})
+    for split in ("train", "dev"):
+        (tmp_path / "demo" / "topics").mkdir(parents=True, exist_ok=True)
+        rows[["text", "topic"]].to_csv(tmp_path / "demo" / "topics" / f"{split}.csv", index=False)
     assert run_example(word)
 
 
