@@ -24,7 +24,6 @@ class SavedTokenizer:
     """A BERT tokenizer from the tokenizer.json and tokenizer_config.json that `save_tokenizer` writes."""
 
     is_fast = True
-    model_input_names = ("input_ids", "token_type_ids", "attention_mask")
 
     def __init__(self, directory: Path) -> None:
         from tokenizers import Tokenizer
@@ -32,6 +31,7 @@ class SavedTokenizer:
         config = read_json(directory / "tokenizer_config.json", dict[str, Any], EXPORT_AGAIN)
         with as_usage_error(str(directory / "tokenizer.json"), EXPORT_AGAIN):
             self.backend_tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+        self.model_input_names = config.get("model_input_names", ("input_ids", "token_type_ids", "attention_mask"))
         for name, token_id in TOKEN_IDS.items():
             token = config.get(name)
             setattr(self, name, token)
@@ -43,7 +43,10 @@ class SavedTokenizer:
         path = directory / "tokenizer_config.json"
         if not path.is_file() or not (directory / "tokenizer.json").is_file():
             return False
-        return read_json(path, dict[str, Any], EXPORT_AGAIN).get("tokenizer_class") in BERT_TOKENIZERS
+        config = read_json(path, dict[str, Any], EXPORT_AGAIN)
+        # Earlier versions of transformers write a special token as an object.
+        is_plain = all(isinstance(config.get(name), str | None) for name in TOKEN_IDS)
+        return is_plain and config.get("tokenizer_class") in BERT_TOKENIZERS
 
     @property
     def added_tokens_decoder(self) -> dict[int, Any]:

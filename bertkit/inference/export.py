@@ -6,6 +6,7 @@ Left out: the graph and the arithmetic of int8 (`bertkit.model.onnx`).
 
 import json
 import shutil
+import sys
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -117,7 +118,8 @@ def export(
             path = folder / ONNX_FILE
             report(f"writing {run} as ONNX, and comparing both")
             write_onnx(model, path)
-            for name in ("config.json", RECIPE_FILE, CALIBRATION_FILE, CARD):
+            model.config.save_pretrained(folder)
+            for name in (RECIPE_FILE, CALIBRATION_FILE, CARD):
                 if found := find_file(run, name):
                     shutil.copyfile(found, folder / name)
             save_tokenizer(settings.tokenizer, folder)
@@ -183,7 +185,8 @@ def add_export(predictor: Predictor, most_tokens: int, report: Report = ignore) 
     exported = OnnxModel(path, model.config, spins=False)
     predictor.settings = replace(predictor.settings, exported=exported, most_exported=most_tokens)
     took = time.monotonic() - began
-    report(f"onnxruntime answers texts of up to {most_tokens:,} tokens, torch longer ones and batches ({took:.1f} s)")
+    known = "everything" if most_tokens == sys.maxsize else f"texts of up to {most_tokens:,} tokens, torch all else"
+    report(f"onnxruntime answers {known} ({took:.1f} s)")
 
 
 # --- Comparison and measurements --------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ from bertkit.tasks.answers import Answers, Result
 from bertkit.tasks.inputs import MissingText, list_names, take_text
 from bertkit.tasks.option import REDACTIONS, TEXT_OPTIONS, WINDOW_OPTIONS
 from bertkit.tasks.prediction import predict
-from bertkit.tasks.task import PredictionSettings
+from bertkit.tasks.task import PredictionSettings, Task
 from bertkit.training.calibration import load_conformity
 from bertkit.training.recipe import TOP_KEYS, check_value, read_recipe
 from bertkit.training.run_dir import RECIPE_FILE, read_record
@@ -147,7 +147,7 @@ class Predictor:
             model, tokenizer = load_export(Path(name), record.precision, report)
             self.precision = record.precision
         config = model.config
-        task = ANSWERING[str(config.architectures[0]).replace("BiLSTM", "")]
+        task = find_task(name, config)
         labels = config.id2label
         names = {label for label in labels.values() if isinstance(label, str)}
         if sorted(labels) != list(range(len(labels))) or len(names) < len(labels):
@@ -359,12 +359,8 @@ def load_head(name: str, precision: str, report: Report) -> tuple[Any, Any, str]
     from bertkit.model.precision import cast_weights, choose_device, choose_precision
 
     precision, config = choose_precision(precision), load_config(name)
-    head = str((config.architectures or ["none"])[0])
-    if head.replace("BiLSTM", "") not in ANSWERING or not hasattr(bertkit, head):
-        raise UsageError(
-            f"{name} has the head {head!r}, which does not predict classes, answers, tags, endings or masked "
-            "words; give a fine-tuned run (for vectors, use bertkit features)"
-        )
+    find_task(name, config)
+    head = config.architectures[0]
     tokenizer = load_tokenizer(name, report=report)
     settings = {key: getattr(config, key) for key in TRAINED}
     model, missing = load_model(getattr(bertkit, head), name, settings | {"vocab_size": len(tokenizer)})
@@ -377,10 +373,22 @@ def load_head(name: str, precision: str, report: Report) -> tuple[Any, Any, str]
     return model, tokenizer, precision
 
 
+def find_task(name: str, config: Any) -> Task:
+    """Return the task that encodes the inputs of a head and decodes its outputs."""
+    head = str((config.architectures or ["none"])[0])
+    if (task := ANSWERING.get(head.replace("BiLSTM", ""))) is None or head not in bertkit.__all__:
+        raise UsageError(
+            f"{name} has the head {head!r}, which does not predict classes, answers, tags, endings or masked "
+            "words; give a fine-tuned run (for vectors, use bertkit features)"
+        )
+    return task
+
+
 def load_export(directory: Path, precision: str, report: Report) -> tuple[OnnxModel, Any]:
     """Return the model of an export and its tokenizer, without torch and transformers if it is BERT's own."""
     with as_usage_error(str(directory / CONFIG_FILE), EXPORT_AGAIN):
         config = msgspec.json.decode((directory / CONFIG_FILE).read_bytes(), type=ExportConfig)
+    find_task(str(directory), config)
     model = OnnxModel(directory / ONNX_FILE, config, is_int8=precision == "int8")
     is_usual = SavedTokenizer.fits(directory)
     return model, SavedTokenizer(directory) if is_usual else load_tokenizer(directory, report=report)

@@ -24,8 +24,8 @@ class ExportConfig(msgspec.Struct, frozen=True):
     """The part of an export's config.json that predictions depend on, named as in `BertConfig`."""
 
     architectures: list[str]
-    max_position_embeddings: int
-    type_vocab_size: int
+    max_position_embeddings: int = 512
+    type_vocab_size: int = 2
     id2label: dict[int, str] = msgspec.field(default_factory=lambda: {0: "LABEL_0", 1: "LABEL_1"})  # transformers'
     problem_type: str | None = None
     tau: float | None = None

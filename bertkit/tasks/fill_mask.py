@@ -71,15 +71,18 @@ class FillMaskTask(Task):
         return EncodedInputs(examples, lengths, [False] * len(examples), join=list)
 
     def summarize(
-        self, outputs: Any, batch: Mapping[str, "Tensor"], settings: PredictionSettings | None = None
+        self, outputs: Any, batch: Mapping[str, "Tensor | np.ndarray"], settings: PredictionSettings | None = None
     ) -> list[tuple[Any, Any]]:
         """Return for each sequence the likeliest words of its masks, and NSP logits (2,) or None."""
         logits = outputs["logits" if "logits" in outputs else "prediction_logits"]  # (M, V)
         size = len(settings.tokenizer)  # the model may have room for more
         if isinstance(logits, np.ndarray):
             chances = softmax(logits, axis=-1)[:, :size]
-            ids = np.argsort(-chances, axis=-1, kind="stable")[:, : settings.top]  # (M, top)
-            values = np.take_along_axis(chances, ids, axis=-1)  # (M, top)
+            top = min(settings.top, chances.shape[1])
+            ids = np.argpartition(-chances, top - 1, axis=-1)[:, :top]  # (M, top), in no order
+            values = np.take_along_axis(chances, ids, axis=-1)
+            order = np.argsort(-values, axis=-1, kind="stable")
+            values, ids = (np.take_along_axis(each, order, axis=-1) for each in (values, ids))  # (M, top)
         else:
             chances = logits.float().softmax(-1)[:, :size]
             best = chances.topk(min(settings.top, chances.shape[-1]))

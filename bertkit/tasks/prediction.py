@@ -80,7 +80,7 @@ def run_model(
     summaries: list[Any] = [None] * len(lengths)
     for numbers in batch_by_length(lengths, limit_batch(model)):
         engine = model
-        # The export computes padding, so that it is slower with several texts of different lengths.
+        # The export computes padding, so it is slower with several texts of different lengths.
         padded = len(numbers) * lengths[numbers].max() * (1 if len(numbers) == 1 else 2)
         if settings is not None and padded <= settings.most_exported:
             engine = settings.exported

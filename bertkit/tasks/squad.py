@@ -257,7 +257,7 @@ class SquadTask(FineTuningTask):
 
     def summarize(
         self, outputs: Any, batch: Mapping[str, "Tensor"], settings: PredictionSettings | None = None
-    ) -> "Tensor":
+    ) -> "Tensor | np.ndarray":
         """Return (B, 4 * N_BEST + 2): the best starts and ends, and the scores of [CLS]."""
         keep = keep_top_arrays if isinstance(outputs.start_logits, np.ndarray) else keep_top
         return keep(outputs.start_logits, outputs.end_logits)

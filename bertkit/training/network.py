@@ -33,7 +33,7 @@ CHECKPOINT_SIZES = (  # fixed by a checkpoint
 
 # Tokens x layers x hidden units of a run, above which compiling its layers is paid back on an H200: each saves 116 of
 # 262 bytes of element-wise passes at 80 % of 4.8 TB/s (by the arithmetic in recipes/RESULTS.md), and compiling takes
-# 60 s. With BERT-base and 256 x 128 tokens these are 6,600 updates. Both are assumed, not measured.
+# 60 s. With BERT-base and 256 x 128 tokens, all of them real, these are 6,600 updates. Both are assumed, not measured.
 PAID_BACK = 2e12
 
 
@@ -161,7 +161,8 @@ def compile_if_long(
 def compile_layers(model: nn.Module) -> None:
     """Compile each layer in place, so that one pass does a projection's dropout, residual sum and LayerNorm.
 
-    All layers share two graphs, one for all states and one for those that a head reads, whose sizes are variable.
+    In training all layers share two graphs, one for all states and one for those that a head reads, whose sizes are
+    variable.
     Parameters keep their names.
     """
     for layer in model.bert.encoder.layer:

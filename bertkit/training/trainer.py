@@ -274,8 +274,10 @@ class BertTrainer(Trainer):
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None) -> tuple[None, Tensor, Tensor]:
         """Return the task's summary of a batch, also in place of the labels, which the Trainer requires."""
         summaries = []
+        # Layers that `compile_layers` has compiled for training would need other graphs here.
+        stance = "default" if self.args.torch_compile else "force_eager"
         for part in map(self._prepare_inputs, self.take_parts(inputs)):
-            with torch.no_grad(), self.compute_loss_context_manager():
+            with torch.no_grad(), self.compute_loss_context_manager(), torch.compiler.set_stance(stance):
                 outputs = model(**part, **self.task.evaluation_options)
             summaries.append(self.task.summarize(outputs, part))
         summary = reduce(nested_concat, summaries)

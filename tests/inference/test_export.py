@@ -274,7 +274,7 @@ def test_small_batches_are_answered_by_an_export_in_the_cache(head, cache, monke
         assert (write.call_count, len(list(cache.glob("*.onnx")))) == (made, 1)
         assert sizes
     assert sorted(run.iterdir()) == files
-    assert all(line.startswith("onnxruntime answers texts of up to 1,000 tokens, torch longer ones") for line in lines)
+    assert all(line.startswith("onnxruntime answers texts of up to 1,000 tokens, torch all else (") for line in lines)
     predictor.settings = replace(predictor.settings, most_exported=8)
     sizes.clear()
     predictor(inputs)
@@ -315,3 +315,27 @@ def test_the_command_takes_the_engine_that_is_asked_for(cache, call, tmp_path):
     assert [len(list(cache.glob("*.onnx"))), "onnxruntime answers" in answers[1][2], answers[0][2]] == [1, True, ""]
     one, other = ([json.loads(line) for line in said.splitlines()] for _, said, _ in answers)
     assert find_difference(one, other) < 1e-4
+
+
+def test_configurations_and_tokenizers_as_they_are_found(tmp_path):
+    """Labels may have no names, pairs no token types, and tokens the form of objects."""
+    run, _ = write_export(FAST[0])
+    changed = shutil.copytree(run, tmp_path / "run")
+    config = json.loads((changed / "config.json").read_text())
+    del config["id2label"], config["label2id"]
+    (changed / "config.json").write_text(json.dumps(config | {"num_labels": 3}))
+    tokens = json.loads((changed / "tokenizer_config.json").read_text())
+    tokens |= {"model_input_names": ["input_ids", "attention_mask"]}
+    (changed / "tokenizer_config.json").write_text(json.dumps(tokens))
+    export(str(changed), tmp_path / "export")
+    pairs = [{"text": "good word1", "text_pair": "so bad"}, "good"]
+    expected = Predictor(changed, precision="fp32")(pairs)
+    assert expected[0]["probabilities"].keys() == {"LABEL_0", "LABEL_1", "LABEL_2"}
+    assert find_difference(Predictor(tmp_path / "export")(pairs), expected) < 1e-4
+    tokens |= {"cls_token": {"content": "[CLS]", "__type": "AddedToken"}}
+    (tmp_path / "export" / "tokenizer_config.json").write_text(json.dumps(tokens))
+    assert find_difference(Predictor(tmp_path / "export")(pairs), expected) < 1e-4
+    for heads in ([], ["BertModel"]):
+        (tmp_path / "export" / "config.json").write_text(json.dumps(config | {"architectures": heads}))
+        with pytest.raises(UsageError, match="does not predict classes"):
+            Predictor(tmp_path / "export")
