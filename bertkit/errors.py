@@ -58,7 +58,7 @@ DISKS = (
 
 
 class BertkitWarning(UserWarning):
-    """What a person should know of a call in Python that did what it was asked for."""
+    """Something to know about a call in Python that has done what it was asked for."""
 
 
 class UsageError(ValueError):

@@ -184,7 +184,7 @@ def plot_log(
 ) -> None:
     """Draw a plot of the training loss and one of each score: in training, on held-out data, and its baselines.
 
-    What was never logged is left out.
+    A score that was never logged is left out.
     """
     save_plots([trace(log, row, metrics) for row in list_logged(log, [LOSS, *rows])], path)
 

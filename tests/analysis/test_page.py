@@ -238,7 +238,7 @@ def test_a_run_in_work_or_of_before_is_shown_with_what_there_is(root, tmp_path):
     said = []
     write_page([tmp_path / "run"], tmp_path / "page.html", said.append)
     assert "has no prediction tables, as in earlier versions; bertkit evaluate" in said[0]
-    assert read_page(tmp_path / "page.html").find("h3") == ["What to do next", "Training"]
+    assert read_page(tmp_path / "page.html").find("h3") == ["Next steps", "Training"]
     assert read_page(tmp_path / "page.html").find("summary") == [
         "3 more curves",
         "All scores",

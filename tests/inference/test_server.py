@@ -248,9 +248,15 @@ def test_the_page_loads_nothing_and_runs_only_its_own_script(client):
     (policy,) = re.findall('Content-Security-Policy" content="(.*?)"', page, re.DOTALL)
     assert f"script-src 'sha256-{b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" in policy
     assert policy.startswith("default-src 'none'")
-    assert "&lt;script&gt;alert(1)" in page
-    assert 'href="javascript' not in page
-    assert re.findall(r"(?:src|href)=\"(?!data:,|http)", page) == []
+    assert 'href="/card"' in page
+    card = client.ask("GET", "/card")[2].decode()
+    assert "&lt;script&gt;alert(1)" in card
+    assert "<script" not in card
+    assert "default-src 'none'" in card
+    for each in (page, card):
+        assert 'href="javascript' not in each
+        assert re.findall(r"(?:src|href)=\"(?!data:,|http)", each) in (['href="'], []), "a link to the other page"
+    assert re.findall(r'href="(/[^"]*)"', page + card) == ["/card", "/"]
 
 
 # --- The queue --------------------------------------------------------------------------------------------------------
