@@ -63,6 +63,12 @@ SearchTrials = Annotated[
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Print the recipe or a study's runs, with sizes and costs, then exit.")
 ]
+ShownRows = Annotated[
+    int,
+    typer.Option(
+        "--show", help="Print the first N training rows as the model gets them, then exit.", min=0, metavar="N"
+    ),
+]
 Data = Annotated[str | None, SourceOption("--data", help=DIR.help, metavar="DIR")]
 REPEATED = "Several: with commas, or the option again."
 TextNames = Annotated[
@@ -140,6 +146,7 @@ class RunOptions:
     budget: Budget = None
     push_to: Push = None
     dry_run: DryRun = False
+    show: ShownRows = 0
 
 
 # Option of every command that trains -> key of the recipe, type, and help text (default: that of the task's option).

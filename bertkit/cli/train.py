@@ -357,6 +357,12 @@ def execute(name: str, options: RunOptions, data: Mapping[str, Any], starter: An
 
     with Screen() as screen:
         screen.names |= {row.key: row.name for row in task.table}
+        if options.show:
+            from bertkit.training.prepare import prepare
+            from bertkit.training.shown_rows import show_rows
+
+            screen.say(*show_rows(prepare(recipe, screen.say), options.show), NOTHING_DONE)
+            return
         if options.dry_run:
             plan = dry_run(recipe, output)
             if not (options.search or clock):  # a search and a clock change the recipe of the run
