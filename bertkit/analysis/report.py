@@ -295,15 +295,15 @@ def tabulate_evaluations(path: Path, row: ScoreLine | None) -> list[Table]:
 
 
 def tabulate_parts(parts: Sequence[Mapping[str, Any]]) -> list[Table]:
-    """Return a table for each task of several runs: their scores, and the settings in which they differ.
+    """Return a table for each task and score of several runs: values, and the settings in which they differ.
 
     A difference is that to the first run of the task.
     """
-    groups: dict[str, list[Mapping[str, Any]]] = {}
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for part in parts:
         if part["kind"] == "run" and part["main"]:
-            groups.setdefault(part["task"].name, []).append(part)
-    return [tabulate_runs_of(name, group) for name, group in groups.items() if len(group) > 1]
+            groups.setdefault((part["task"].name, part["main"].key), []).append(part)
+    return [tabulate_runs_of(name, group) for (name, _), group in groups.items() if len(group) > 1]
 
 
 def tabulate_runs_of(name: str, parts: Sequence[Mapping[str, Any]]) -> Table:

@@ -316,7 +316,7 @@ def test_a_run_notes_leaks_and_scores_without_them(tmp_path):
     assert "without leaks" in (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
     write_page([tmp_path / "run"], tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert "<h3>Doctor</h3>" in page
+    assert "<summary>Doctor</summary>" in page
     assert "rows that also occur in train" in page
 
 

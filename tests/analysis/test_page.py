@@ -457,3 +457,28 @@ def test_a_click_copies_the_recipe(browser, whole, root, has_clipboard):
     )
     assert browser.ask("window.copied").strip() == (root / "mrpc" / "recipe.toml").read_text().strip()
     assert [event for event in browser.events if event["method"] in PROBLEMS] == []
+
+
+def test_several_runs_of_a_task_begin_with_a_table_of_their_differences(root, whole):
+    tables = read_tables(whole.read_text(encoding="utf-8"))
+    heads, first, second = tables["Runs of mrpc"][:3]
+    assert heads[:4] == ["run", "F1 (%)", "difference", "95 % interval over examples"]
+    scores = [json.loads((root / name / "metrics.json").read_text())["f1"] for name in ("mrpc", "mrpc-43")]
+    assert [first[1], second[1]] == [f"{100 * score:.1f}" for score in scores]
+    assert (first[2], second[2]) == ("", f"{100 * (scores[1] - scores[0]):+.1f}")
+    differing = dict(zip(heads[4:], zip(first[4:], second[4:], strict=True), strict=True))
+    assert differing["train.seed"] == ("42", "43")
+
+
+def test_evaluations_on_other_data_are_listed_and_bars_are_in_order(root, tmp_path):
+    shutil.copytree(root / "mrpc", tmp_path / "run")
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    (tmp_path / "run" / "evaluations" / "new").mkdir(parents=True)
+    (tmp_path / "run" / "evaluations" / "new" / "metrics.json").write_text(json.dumps(metrics | {"f1": 0.5}))
+    write_page([tmp_path / "run"], tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert read_tables(text)["Scores on other data"][1][:2] == ["new", "50.0"]
+    lengths = [float(length) for length in re.findall(r"--length: ([\d.]+)", text)]
+    assert lengths == sorted(lengths, reverse=True)
+    assert len(lengths) == 4, "this run, a constant answer, TF-IDF and frozen vectors"
+    assert read_page(tmp_path / "page.html").find("p")[1].startswith(f"F1 {100 * metrics['f1']:.1f} %")
