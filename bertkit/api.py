@@ -44,6 +44,7 @@ from bertkit.system.hub import find_file
 from bertkit.system.progress import Report, ignore, is_notebook, show_bar
 from bertkit.system.python_state import leave_as_found
 from bertkit.tasks import TASKS
+from bertkit.tasks.finetuning import GAIN
 from bertkit.tasks.pretraining import choose_starter
 from bertkit.tasks.task import Task
 from bertkit.training.callbacks import Progress
@@ -65,7 +66,7 @@ WARNING = "warning: "
 DATA_OPTIONS = {"dir", "corpus"}  # options of tasks that `data` stands for
 KEYWORDS = (
     *("data", "model", "output", "text", "label", "weight", "budget", "search", "folds", "restarts", "workers"),
-    *("private", "redact", "least"),
+    *("private", "redact", "least", "epochs", "seed"),
 )
 TRAIN_KEYWORDS = {"epochs": "num_train_epochs", "learning_rate": "learning_rate", "seed": "seed"}  # in `[train]`
 # In messages that are written for the command line.
@@ -76,10 +77,11 @@ def warn(line: str) -> None:
     """Issue a warning at the line of the caller outside of bertkit, if the line is one."""
     if not line.startswith(WARNING):
         return
+    line = OPTION.sub(name_keyword, line.removeprefix(WARNING))
     frame, level = inspect.currentframe().f_back, 2
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "bertkit":
         frame, level = frame.f_back, level + 1
-    warnings.warn(line.removeprefix(WARNING), BertkitWarning, stacklevel=level)
+    warnings.warn(line, BertkitWarning, stacklevel=level)
 
 
 def train(
@@ -136,7 +138,8 @@ def train(
     kind, is_warned, report = TASKS[task], report is warn, report or ignore
     output = Path(os.path.expanduser(output or Path("runs", task)))
     named = {TRAIN_KEYWORDS[name]: settings.pop(name) for name in TRAIN_KEYWORDS if name in settings}
-    train = named | dict(train or {}) if named or train is not None else None
+    if named and (train is None or isinstance(train, Mapping)):
+        train = named | dict(train or {})
     tables = {"checkpoint": model, "train": train, "model": config, "phase": phase}
     given = merge(make_plain(tables) | sort_settings(kind, make_plain(settings)))
     with ExitStack() as stack:
@@ -163,8 +166,12 @@ def train(
         clock = Clock.make(budget, given, time.monotonic()) if budget else None
         search_or_train(recipe, output=output, trials=search, clock=clock, report=report, progress=progress)
     found = Run(str(output))
-    for line in kind.comment(found.metrics) if is_warned else ():
-        warn(line)
+    if is_warned:
+        lines = kind.comment(found.metrics)
+        if found.metrics.get(GAIN, 1.0) <= 0:
+            lines.append(f"{WARNING}a baseline is better: {found.verdict}")
+        for line in lines:
+            warn(line)
     return found
 
 

@@ -261,13 +261,18 @@ def describe_run(source: Source, others: Mapping[Path, Sequence[Mapping[str, Any
 
 
 def list_bars(row: ScoreLine, metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the bars of a score and its baselines, the best first: name, text, and length and interval in percent."""
+    """Return the bars of a score and its baselines, the highest first; none if one is negative.
+
+    A bar has a name, a text, and a length and an interval in percent.
+    """
     most = max(1.0, *(abs(metrics[key]) for key in (row.key, *row.baselines.values())))
     top = {"fraction": 1.0, "percent": 100.0}.get(row.unit, most)
     limits = [metrics[name] for name in name_limits(row.key) if name in metrics]
+    if min([metrics[row.key], *limits, *(metrics[key] for key in row.baselines.values())]) < 0:
+        return []
 
     def scale(value: float) -> float:
-        return 100 * min(max(value / top, 0.0), 1.0)
+        return 100 * min(value / top, 1.0)
 
     names = {"this run": row.key} | row.baselines
     bars = [
@@ -295,15 +300,17 @@ def tabulate_evaluations(path: Path, row: ScoreLine | None) -> list[Table]:
 
 
 def tabulate_parts(parts: Sequence[Mapping[str, Any]]) -> list[Table]:
-    """Return a table for each task and score of several runs: values, and the settings in which they differ.
+    """Return a table for several finished runs of one task and data: scores, and the settings in which they differ.
 
     A difference is that to the first run of the task.
     """
-    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for part in parts:
-        if part["kind"] == "run" and part["main"]:
-            groups.setdefault((part["task"].name, part["main"].key), []).append(part)
-    return [tabulate_runs_of(name, group) for (name, _), group in groups.items() if len(group) > 1]
+        if part["kind"] == "run" and part["main"] and not part["state"] and not part["is_part"]:
+            data = part["recipe"].get("data", {})
+            same = (show_toml(data.get(name)) for name in ("dir", "corpus", "text", "label", "objective"))
+            groups.setdefault((part["task"].name, part["main"].key, *same), []).append(part)
+    return [tabulate_runs_of(name, group) for (name, *_), group in groups.items() if len(group) > 1]
 
 
 def tabulate_runs_of(name: str, parts: Sequence[Mapping[str, Any]]) -> Table:
@@ -315,11 +322,12 @@ def tabulate_runs_of(name: str, parts: Sequence[Mapping[str, Any]]) -> Table:
     lines = []
     for part, recipe in zip(parts, recipes, strict=True):
         metrics = part["metrics"]
-        gap = "" if part is parts[0] else f"{row.scale(metrics[row.key] - first[row.key]):+.1f}"
-        figures = [row.show(metrics[row.key]), gap, row.show_interval(metrics)]
+        gap = metrics[row.key] - first[row.key]
+        shown = "" if part is parts[0] else f"{'-' if gap < 0 else '+'}{row.show(abs(gap))}"
+        figures = [row.show(metrics[row.key]), shown, row.show_interval(metrics)]
         settings = [show_toml(recipe.get(key)) for key in differing]
         lines.append([TableCell(((part["name"], ""),), f"#{part['id']}"), *figures, *settings])
-    return make_table(f"Runs of {name}", ["run", row.head, "difference", INTERVAL, *differing], lines)
+    return make_table(f"Runs of {name}", ["run", row.head, "difference to the first", INTERVAL, *differing], lines)
 
 
 def plot_checked(findings: Mapping[str, Any] | None) -> list[Plot]:

@@ -222,8 +222,8 @@ class Screen(AbstractContextManager):
             self.show_table(table)
         elif rows:
             self.say(f"scores: {', '.join(row.describe(metrics[row.key]) for row in rows)}")
-        self.say(*task.comment(metrics))
         self.show_predictions(task, predicted)
+        self.say(*sorted(task.comment(metrics), key=lambda line: not line.startswith("warning")))
         curves = output / CURVES_FILE
         main = find_main(rows, task.metric) if rows else None
         plot_log(read_log(output), [main] if main else [], metrics, curves)

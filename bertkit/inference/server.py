@@ -370,9 +370,9 @@ def list_about(predictor: Predictor, run: str) -> list[tuple[str, str]]:
     for name, (key, words) in ABOUT_DECIDED.items():
         if isinstance(value := predictor.settings.decided.get(key), int | float):
             found[name] = words.format(value)
-    found["Reads"] = (
-        f"at most {predictor.settings.max_length:,} tokens of a text; longer ones are {predictor.task.long}"
-    )
+    is_whole = "long" in predictor.settings.lengths or predictor.settings.head == "BertForQuestionAnswering"
+    most = f"at most {predictor.settings.max_length:,} tokens of a text"
+    found["Reads"] = most if is_whole else f"{most}; longer ones are {predictor.task.long}"
     return [(name, text) for name, text in found.items() if text]
 
 

@@ -5,7 +5,8 @@
     row 3: [CLS] the {[MASK] man} went {to to} [SEP]  next sentence: random
 
 Text after a bar is segment B, guillemets hold an answer, and braces a token that is read and the one that is to be
-predicted there. A tag follows its piece after a slash. Left out: rows that were truncated, which a run counts.
+predicted there; left to right it is predicted from the tokens before it. A tag follows its piece after a slash. Left
+out: rows that were truncated, which a run counts.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,7 +43,7 @@ def show_sequence(batch: Mapping[str, np.ndarray], tokenizer: Any, names: Mappin
     real = batch["attention_mask"].astype(bool)
     pieces = tokenizer.convert_ids_to_tokens(batch["input_ids"][real].tolist())
     segments = batch["token_type_ids"][real]
-    if np.ndim(batch.get("labels")) == 1 and len(batch["labels"]) == len(real):
+    if labels_tokens(batch):
         pieces = list(map(label_piece, pieces, batch["labels"][real].tolist(), [(names, tokenizer)] * len(pieces)))
     if end := int(batch.get("end_positions", 0)):  # 0 is [CLS]: no answer in this window
         start = int(batch["start_positions"])
@@ -50,6 +51,12 @@ def show_sequence(batch: Mapping[str, np.ndarray], tokenizer: Any, names: Mappin
     for index in np.flatnonzero(np.diff(segments) > 0).tolist():
         pieces[index] += " |"
     return " ".join(pieces)
+
+
+def labels_tokens(batch: Mapping[str, np.ndarray]) -> bool:
+    """Return whether the labels are those of the tokens; several labels of a text are numbers with fractions."""
+    labels = batch.get("labels")
+    return labels is not None and labels.ndim == 1 and labels.dtype.kind == "i"
 
 
 def label_piece(piece: str, label: int, known: tuple[Mapping[int, str], Any]) -> str:
@@ -65,7 +72,7 @@ def describe_label(batch: Mapping[str, np.ndarray], names: Mapping[int, str]) ->
     if "next_sentence_label" in batch:
         return f"  next sentence: {'random' if batch['next_sentence_label'] else 'follows'}"
     labels = batch.get("labels")
-    if labels is None or (labels.ndim and len(labels) == batch["input_ids"].shape[-1]):
+    if labels is None or labels_tokens(batch):
         return ""
     return f"  {name_label(labels, names)}"
 

@@ -462,7 +462,7 @@ def test_a_click_copies_the_recipe(browser, whole, root, has_clipboard):
 def test_several_runs_of_a_task_begin_with_a_table_of_their_differences(root, whole):
     tables = read_tables(whole.read_text(encoding="utf-8"))
     heads, first, second = tables["Runs of mrpc"][:3]
-    assert heads[:4] == ["run", "F1 (%)", "difference", "95 % interval over examples"]
+    assert heads[:4] == ["run", "F1 (%)", "difference to the first", "95 % interval over examples"]
     scores = [json.loads((root / name / "metrics.json").read_text())["f1"] for name in ("mrpc", "mrpc-43")]
     assert [first[1], second[1]] == [f"{100 * score:.1f}" for score in scores]
     assert (first[2], second[2]) == ("", f"{100 * (scores[1] - scores[0]):+.1f}")
