@@ -323,7 +323,8 @@ def tabulate_runs_of(name: str, parts: Sequence[Mapping[str, Any]]) -> Table:
     for part, recipe in zip(parts, recipes, strict=True):
         metrics = part["metrics"]
         gap = metrics[row.key] - first[row.key]
-        shown = "" if part is parts[0] else f"{'-' if gap < 0 else '+'}{row.show(abs(gap))}"
+        sign = "-" if gap < 0 else "+"
+        shown = "" if part is parts[0] else f"{sign}{row.show(abs(gap))}"
         figures = [row.show(metrics[row.key]), shown, row.show_interval(metrics)]
         settings = [show_toml(recipe.get(key)) for key in differing]
         lines.append([TableCell(((part["name"], ""),), f"#{part['id']}"), *figures, *settings])
