@@ -64,6 +64,7 @@ from bertkit.system.files import atomic_write
 from bertkit.system.progress import Report, describe_duration, ignore
 from bertkit.tasks import TASKS
 from bertkit.tasks.kinds import get_kind
+from bertkit.tasks.task import list_advice
 from bertkit.training.model_card import describe_machine
 from bertkit.training.predictions import TABLE_SUFFIX, read_table, show_mistakes
 from bertkit.training.recipe import read_recipe
@@ -230,6 +231,7 @@ def describe_run(source: Source, others: Mapping[Path, Sequence[Mapping[str, Any
             slices = tabulate_slices(table, find_row(task.table, task.metric), split)
     thinned, checked = thin(log), read_object(path / DOCTOR_FILE)
     logged = list_logged(thinned, [LOSS, *([main] if main else []), *(row for row in rows if task and row != main)])
+    expected = [describe_expected(checked[EXPECTED])] if EXPECTED in checked else []  # of more rows
     curves = draw_all(trace(thinned, row, metrics) for row in logged)
     return {
         "kind": "run",
@@ -246,7 +248,7 @@ def describe_run(source: Source, others: Mapping[Path, Sequence[Mapping[str, Any
         "bars": list_bars(main, metrics) if main else [],
         "facts": list_facts(path, recipe, log),
         "scores": scores,
-        "comments": sort_advice(task, written, checked) if task and written else [],
+        "comments": [*list_advice(task, written), *expected] if task and written else [],
         "curves": curves[:CURVES_SHOWN],
         "more_curves": curves[CURVES_SHOWN:],
         "evaluations": tabulate_evaluations(path, main),
@@ -280,12 +282,6 @@ def list_bars(row: ScoreLine, metrics: Mapping[str, Any]) -> list[dict[str, Any]
         for name, key in sorted(names.items(), key=lambda item: -metrics[item[1]])
     ]
     return [bar | ({"limits": [*map(scale, limits)]} if bar["is_own"] and limits else {}) for bar in bars]
-
-
-def sort_advice(task: Any, metrics: Mapping[str, Any], checked: Mapping[str, Any]) -> list[str]:
-    """Return what is said about a run, warnings first, and what the doctor expects of more rows."""
-    lines = sorted(task.comment(metrics), key=lambda line: not line.startswith("warning"))
-    return [*lines, describe_expected(checked[EXPECTED])] if EXPECTED in checked else lines
 
 
 def tabulate_evaluations(path: Path, row: ScoreLine | None) -> list[Table]:

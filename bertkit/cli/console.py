@@ -210,7 +210,7 @@ class Screen(AbstractContextManager):
         """
         from bertkit.reports.plots import plot_log
         from bertkit.reports.verdict import describe_verdict
-        from bertkit.tasks.task import list_commands
+        from bertkit.tasks.task import list_advice, list_commands
         from bertkit.training.predictions import read_first_table
         from bertkit.training.recipe import load_recipe
         from bertkit.training.run_dir import CURVES_FILE, METRICS_FILE, RECIPE_FILE, read_log
@@ -223,7 +223,7 @@ class Screen(AbstractContextManager):
         elif rows:
             self.say(f"scores: {', '.join(row.describe(metrics[row.key]) for row in rows)}")
         self.show_predictions(task, predicted)
-        self.say(*sorted(task.comment(metrics), key=lambda line: not line.startswith("warning")))
+        self.say(*list_advice(task, metrics))
         curves = output / CURVES_FILE
         main = find_main(rows, task.metric) if rows else None
         plot_log(read_log(output), [main] if main else [], metrics, curves)

@@ -296,6 +296,11 @@ def describe_temperature(metrics: Mapping[str, Any], table: Iterable[ScoreLine])
     ]
 
 
+def list_advice(task: Task, metrics: Mapping[str, Any]) -> list[str]:
+    """Return the lines about the scores of a run, warnings first."""
+    return sorted(task.comment(metrics), key=lambda line: not line.startswith("warning"))
+
+
 def shorten_text(text: str) -> str:
     """Return a text in one line of at most LONGEST_SHOWN characters."""
     return shorten(text, LONGEST_SHOWN, placeholder="…")
