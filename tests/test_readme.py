@@ -13,7 +13,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import transformers
 import typer
+from transformers.models.bert import modeling_bert
 
 import bertkit
 from bertkit.cli.options import HELP_WIDTH, app
@@ -83,6 +85,8 @@ def find_spans(text):
 def find_commands(text):
     """Return the bertkit commands of a text: lines in blocks, and spans that are neither names nor shortened."""
     lines = [line for block in find_blocks(text, "bash") for line in block.splitlines()]
+    shown = re.findall(r"^\$ (.*)", "\n".join(find_blocks(text, "text")), re.MULTILINE)
+    lines += [command for line in shown for command in line.split(" && ")]
     lines += [span for span in find_spans(text) if "…" not in span and span not in NAMES]
     found = [re.search(r"(?:^|-m )(bertkit \w.*)", line) for line in lines]
     return [match.group(1) for match in found if match]
@@ -305,6 +309,12 @@ def test_the_folders_are_all_named():
 def test_the_first_pages_are_short():
     assert len(README.splitlines()) <= 160
     assert len(PAGES[ROOT / "recipes" / "README.md"].splitlines()) <= 95
+
+
+def test_transformers_lacks_what_the_readme_says():
+    assert "question-answering" not in transformers.pipelines.SUPPORTED_TASKS
+    assert not hasattr(transformers, "TextDatasetForNextSentencePrediction")
+    assert not hasattr(modeling_bert, "load_tf_weights_in_bert")
 
 
 ENCODER = "sentence-transformers/all-MiniLM-L6-v2"  # a model on the Hub

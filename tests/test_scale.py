@@ -107,3 +107,17 @@ def test_days_of_one_gpu_and_of_eight():
     assert one["days"] * 86400 == pytest.approx(seconds + 1e6 * 28 * 110e6 / 2.0e12)
     summed = 2 * 4 * 110e6 * 7 / 8 / 300e9  # a ring: each byte of fp32 is sent twice, except one part of eight
     assert eight["days"] * 86400 == pytest.approx(seconds / 8 + 1e6 * (28 * 110e6 / 2.0e12 + summed))
+
+
+def test_the_minutes_on_a_gpu_of_the_page_of_machines():
+    page = (Path(__file__).parents[1] / "recipes" / "machine.md").read_text(encoding="utf-8")
+    values = {name: float(value) for name, value in re.findall(r"`(\w+)` = ([\d.e]+)", page)}
+    [block] = re.findall(r"^```text\n(.*?)^```", page, re.M | re.S)
+    [(heads, rows)] = [table for table in read_tables(page) if table[0][0] == "not measured"]
+    assert len(rows) == 4
+    for _, *numbers, minutes in rows:
+        row = values | dict(zip(map(read_name, heads[1:-1]), map(float, numbers), strict=True))
+        for line in block.splitlines():
+            name, formula = line.split(" = ")
+            row[name] = eval(formula, {"max": max}, row)
+        assert minutes == show(row["minutes"])
