@@ -22,13 +22,13 @@ import pyarrow.compute as pc
 from bertkit.analysis.expected import EXPECTED, ROWS, choose_models, measure_expected, tabulate_expected
 from bertkit.analysis.label_errors import LABEL_ERRORS, describe_label_errors, predict_by_vectors
 from bertkit.data.cells import encode_cells, parse_number
-from bertkit.data.duplicates import ROWS_A_CHECK, TRAIN_SPLIT, encode_answers, hash_bands, list_near_repeats
+from bertkit.data.duplicates import TRAIN_SPLIT, encode_answers, hash_bands, list_near_repeats
 from bertkit.data.formats.line import TYPED_ROW, raise_errors
 from bertkit.data.formats.rows import Columns, check_output, check_suffix, walk_rows
 from bertkit.data.formats.writer import write_beside, write_rows
 from bertkit.data.labels import ALIKE, list_alike
 from bertkit.data.long_texts import POOLED
-from bertkit.data.scripts import detect_scripts
+from bertkit.data.scripts import ROWS_A_CHECK, detect_scripts, find_rarer_forms, split_characters
 from bertkit.data.splits import EmptySplitError
 from bertkit.data.tokenizer import get_cached_tokenizer, load_tokenizer
 from bertkit.errors import UsageError, as_usage_error
@@ -99,6 +99,7 @@ def examine(task: Task, given: Mapping[str, Any], model: str | None, report: Rep
     kinds, names = scripts.get(TRAIN_SPLIT) or next(iter(scripts.values()))
     counts = np.bincount(kinds[kinds >= 0], minlength=len(names))
     usual = names[counts.argmax()] if counts.any() else ""  # empty if all rows are without letters
+    forms = find_rarer_forms(rows.get(TRAIN_SPLIT, next(iter(rows.values()))).walk_texts)
     for split, found in splits.items():
         found |= near[split] | list_labels(rows, split)
         found |= list_scripts(*scripts[split], usual, rows[split].lines)
@@ -108,6 +109,9 @@ def examine(task: Task, given: Mapping[str, Any], model: str | None, report: Rep
             found |= count_rows(unlabelled=left_out_rows)
         texts = zip(rows[split].lines, rows[split].walk_texts(), strict=True)
         found |= count_rows(blank=[line for line, own in texts if not all(map(str.strip, own))])
+        for kind, form in forms.items():
+            texts = zip(rows[split].lines, rows[split].walk_texts(), strict=True)
+            found |= count_rows(**{kind: [line for line, own in texts if any(map(form.search, own))]})
     findings = {"data": options["dir"], "task": task.name, "script": usual}
     if tokenizer is not None:
         findings |= {"tokenizer": model or recipe.checkpoint, "max_length": options["max_length"]}
@@ -208,7 +212,9 @@ def measure(rows: ExampleRows, tokenizer: Any, max_length: int) -> dict[str, Any
         is_odd = counts[ends] > counts[ends - sizes]  # (texts,)
         flags.append(is_odd.reshape(len(batch), -1).any(1))
         for number in np.flatnonzero(is_odd).tolist():
-            missed.update(word for word in flat[number].split(" ") if unknown in words.ids.get(word, ()))
+            odd = [word for word in flat[number].split(" ") if unknown in words.ids.get(word, ())]
+            parts = list(filter(None, chain.from_iterable(map(split_characters, odd))))
+            missed.update(part for part, own in zip(parts, words.tokenize(parts), strict=True) if unknown in own)
     tokens = np.concatenate(lengths)
     marks = {"longer": tokens > max_length, "unknown": np.concatenate(flags)}
     found = {name: [rows.lines[n] for n in np.flatnonzero(marked).tolist()] for name, marked in marks.items()}
@@ -296,6 +302,8 @@ FINDINGS = {  # key of a count in a split's findings -> its name
     "blank": "rows with an empty text",
     "unlabelled": "rows without a label, left out",
     "other_scripts": "rows in another script",
+    "other_width": "rows with 1 or １, whichever is rarer in train",
+    "other_form": "rows with 国 or 國, whichever is rarer in train",
     "unknown": "rows with unknown words",
     "longer": "rows longer than max_length",
 }

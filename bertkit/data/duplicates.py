@@ -2,8 +2,9 @@
 
 Texts are compared in lower case, with every run of white space as one space. A row is its texts in order: a swapped
 pair is another row. Equal rows are found by 64-bit hashes, so a million different rows have two equal hashes in one of
-thirty million data sets. Nearly equal rows share at least NEAR of their different runs of five characters. MinHash
-proposes pairs, which are then compared: 95 % of those at this limit are proposed, and nearly all above 0.9.
+thirty million data sets. Nearly equal rows share at least NEAR of their different runs of five characters, or of one or
+two characters of a script without spaces. MinHash proposes pairs, which are then compared: 95 % of those at this limit
+are proposed, and nearly all above 0.9.
 
 Left out: what a row's texts and answer are (`bertkit.tasks.task`), and reports (`bertkit.tasks.equal_rows`).
 """
@@ -15,6 +16,7 @@ from itertools import islice
 
 import numpy as np
 
+from bertkit.data.scripts import ROWS_A_CHECK, space_characters
 from bertkit.errors import explain_missing
 
 NEAR = 0.8  # Jaccard similarity
@@ -22,7 +24,6 @@ PIECE = 5  # characters of the runs that near rows share
 LONGEST_COMPARED = 20_000  # characters of a row that are compared for nearness
 PERMUTATIONS, BANDS = 128, 16  # rows are proposed if they agree in all 8 MinHash values of a band
 MOST_TRIES = 4  # comparisons of a row that find nothing, so that texts from a template do not take hours
-ROWS_A_CHECK = 4096  # rows held in memory
 TRAIN_SPLIT = "train"
 
 Texts = tuple[str, ...]
@@ -92,8 +93,8 @@ def list_repeats(
 
 
 def pad_row(texts: Texts) -> str:
-    """Return the folded texts of a row, or the beginning of long ones, of PIECE characters at least."""
-    return fold_texts(texts)[:LONGEST_COMPARED].ljust(PIECE)
+    """Return the folded and spaced texts of a row, or the beginning of long ones, of PIECE characters at least."""
+    return space_characters(fold_texts(texts)[:LONGEST_COMPARED]).ljust(PIECE)
 
 
 def hash_bands(rows: Iterable[Texts]) -> np.ndarray:

@@ -21,6 +21,7 @@ import numpy as np
 import regex
 
 from bertkit.data.formats.rows import Columns
+from bertkit.data.scripts import UNSPACED
 from bertkit.data.sequences import IGNORED, Items, Sequences
 from bertkit.data.tags import mark_words
 from bertkit.data.tokenizer import get_backend, get_cached_tokenizer
@@ -28,13 +29,6 @@ from bertkit.system.files import take_fingerprint
 
 ABSENT = -1  # position of a word without a token
 NEXT_DOCUMENTS = 256  # next documents among which one is looked for that fills an update
-# Characters that BERT's normalizer puts spaces around: each is a word.
-IDEOGRAPH = (
-    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002a6df\U0002a700-\U0002b73f"
-    "\U0002b740-\U0002b81f\U0002b820-\U0002ceaf\U0002f800-\U0002fa1f"
-)
-# Scripts written without spaces: each character is a word, so any span of them fits. SA: Thai, Lao, Khmer, Burmese, …
-UNSPACED = rf"{IDEOGRAPH}\p{{Hiragana}}\p{{Katakana}}\u30fc\uff70\p{{Tibetan}}\p{{lb=SA}}"
 WORD_LETTER = rf"(?:(?![{UNSPACED}\p{{Cf}}])[\w\p{{N}}]|\p{{M}})"
 PART = rf"{WORD_LETTER}+"
 # Up to three marks inside a word belong to it, as in "U.N" and "O'Neill's"; every other mark is a word. Combining

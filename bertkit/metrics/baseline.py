@@ -5,14 +5,14 @@ Texts in, arrays out: the linear head on them is `bertkit.tasks.frozen.solve`, a
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain, pairwise
 
 import numpy as np
 from scipy.linalg import cholesky
 from scipy.sparse import csr_array
 
+from bertkit.data.scripts import split_terms
+
 MOST_TERMS = 100_000  # the most frequent terms; long texts have millions of different pairs of words
-TERM = re.compile(r"\w+|[^\w\s]")
 RUNS = ((re.compile(r"[A-Z]+"), "X"), (re.compile(r"[^\W\d_A-Z]+"), "x"), (re.compile(r"\d+"), "0"))
 
 
@@ -25,7 +25,8 @@ def vectorize_texts(
     """Return the TF-IDF vectors (S, V) of two lists of single texts or pairs, with the weights of the first list.
 
     Args:
-        unit: "words" counts words and pairs of words, "characters" two to five neighbours of a word.
+        unit: "words" counts words and pairs of words, or one to three characters of a script without spaces;
+            "characters" counts two to five neighbours of a word.
         weights: (S,) how often each text of the first list counts; None: once.
     """
     from sklearn.feature_extraction.text import TfidfVectorizer
@@ -49,11 +50,10 @@ def vectorize_words(train: Sequence[Sequence[str]], others: Sequence[Sequence[st
 
 
 def list_terms(texts: Sequence[str]) -> list[str]:
-    """Return the words and the pairs of neighbouring words of a text or two, each with the number of its text."""
+    """Return the terms of a text or two, as `split_terms` has them, each with the number of its text."""
     terms = []
     for number, text in enumerate(texts):
-        words = TERM.findall(text.lower())
-        terms += [f"{number} {term}" for term in chain(words, map(" ".join, pairwise(words)))]
+        terms += [f"{number} {term}" for term in split_terms(text.lower())]
     return terms or [""]
 
 

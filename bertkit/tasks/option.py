@@ -129,7 +129,7 @@ SPLIT_OPTIONS: Options = {  # options of a person's own data
     "folds": Option(0, 0, help="Number of folds; 0: none."),
     "fold": Option(0, 0, help="Fold that is dev, from 0."),
     "sep": Option("", help="Character between the cells of CSV and TSV files (default: found in each file)."),
-    "encoding": Option("", help="Encoding of the files (default: UTF-8, UTF-16 or cp1252, as found in each file)."),
+    "encoding": Option("", help="Encoding of the files (default: UTF-8, UTF-16, cp1252 or GB18030, as found in each)."),
 }
 UNLABELLED_ROWS = Option("error", None, help="Rows without a label: error, or drop them from training and scores.")
 CLASSIFY_OPTIONS: Options = {

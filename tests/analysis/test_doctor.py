@@ -219,6 +219,21 @@ def test_long_and_unknown_inputs_are_counted(tmp_path, model):
     assert train["longer"] == len(lengths) > 0
 
 
+def test_unknown_characters_and_mixed_forms_are_counted_where_train_has_both(tmp_path, model):
+    texts = ["这本书很好看。", "这家店一般。", "這本書很好看。", "1998年的书", "１９９８年的书", "iPhone很好"]
+    write_table(tmp_path / "train.csv", make_rows(texts, ["a", "b"] * 3))
+    write_table(tmp_path / "dev.csv", make_rows(["這家店很好", "１家", "这里"], ["a", "b", "a"]))
+    result = check("classify", tmp_path, model, **COLUMNS).findings
+    train, dev = (result["splits"][split] for split in ("train", "dev"))
+    assert (train["other_form_rows"], dev["other_form_rows"]) == ([4], [2])
+    assert (train["other_width_rows"], dev["other_width_rows"]) == ([6], [3])
+    assert {len(word) for word in train["unknown_words"]} <= {1, len("１９９８")}
+    assert train["unknown_words"]["书"] == 3
+    write_table(tmp_path / "train.csv", make_rows(texts[:2] * 2, ["a", "b"] * 2))
+    result = check("classify", tmp_path, model, **COLUMNS).findings
+    assert not {"other_form", "other_width"} & result["splits"]["dev"].keys()
+
+
 # --- Columns that give the label away
 
 

@@ -126,6 +126,14 @@ def test_short_empty_and_huge_rows_have_no_near_rows_unless_they_share_pieces():
     assert found["train"][1].tolist() == [[6, 5]]
 
 
+def test_one_character_of_many_is_a_small_change_in_a_script_without_spaces():
+    long, short = "这家酒店离车站很近，房间也很干净，下次还会来住", "服务态度很好"
+    rows = [(text,) for text in (long, long.replace("近", "远"), short, short.replace("好", "差"), long[::-1])]
+    found = find_all({"train": rows})
+    assert found["train"][1].tolist() == [[1, 0]]
+    assert compare_by_force({"train": rows}, "train", "train") == {1}
+
+
 def test_a_template_costs_a_few_comparisons_for_each_row():
     rows = [(f"please find the invoice number {number:06} of this month in the attachment",) for number in range(3000)]
     calls = []

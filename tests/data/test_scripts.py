@@ -1,8 +1,11 @@
 """Scripts of texts."""
 
+import re
+from itertools import pairwise
+
 import pytest
 
-from bertkit.data.scripts import detect_scripts, is_chinese
+from bertkit.data.scripts import detect_scripts, find_rarer_forms, is_chinese, space_characters, split_terms
 
 
 @pytest.mark.parametrize(
@@ -39,3 +42,50 @@ def test_batches_number_scripts_alike():
 )
 def test_chinese_is_told_from_japanese_and_from_texts_that_quote_it(texts, expected):
     assert is_chinese(texts) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "terms"),
+    [
+        ("a good film", ["a", "good", "film", "a good", "good film"]),
+        ("很好看", ["很", "好", "看", "很 好", "好 看", "很 好 看"]),
+        ("iphone很好", ["iphone", "很", "好", "iphone 很", "很 好"]),
+        ("１９９８年", ["１９９８", "年", "１９９８ 年"]),
+        ("猫です", ["猫", "で", "す", "猫 で", "で す", "猫 で す"]),
+        ("ที่นี่", ["ที่", "นี่", "ที่ นี่"]),
+        ("좋은 책", ["좋은", "책", "좋은 책"]),
+        ("", []),
+    ],
+)
+def test_characters_are_the_words_of_scripts_without_spaces(text, terms):
+    assert split_terms(text) == terms
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["It's the U.N.'s 2nd café!", "Я люблю кино, а ты?", "मैंने यह किताब पढ़ी।", "قرأت هذا الكتاب", "좋은 책을 읽었다"],
+)
+def test_scripts_with_spaces_have_words_and_pairs_of_words(text):
+    words = re.findall(r"\w+|[^\w\s]", text)
+    assert split_terms(text) == [*words, *map(" ".join, pairwise(words))]
+    assert space_characters(text) == text
+
+
+@pytest.mark.parametrize(
+    ("texts", "kind", "rarer"),
+    [
+        (["1998年", "2024年", "１９９８年"], "other_width", "１"),
+        (["１９９８年", "１年", "1年"], "other_width", "1"),
+        (["１９９８年", "iPhone", "2"], "", ""),  # no character has both forms
+        (["这国家", "这个", "這個國家"], "other_form", "國"),
+        (["這國家", "這個", "这个国家"], "other_form", "国"),
+        (["日本の国", "時間"], "", ""),
+        ([], "", ""),
+    ],
+)
+def test_the_rarer_form_is_looked_for_where_a_character_has_both(texts, kind, rarer):
+    found = find_rarer_forms(lambda: [(text,) for text in texts])
+    assert list(found) == [kind][: len(kind)]
+    for form in found.values():
+        assert form.search(rarer)
+        assert not form.search(texts[0])

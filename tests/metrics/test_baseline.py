@@ -43,6 +43,15 @@ def test_characters_of_a_word_are_counted_with_its_ends_as_scikit_learn_does():
     assert (pairs.shape[0], swapped.nnz) == (1, 0)
 
 
+def test_texts_without_spaces_have_the_vectors_of_one_to_three_characters():
+    texts = [(text,) for text in ["这家店很好", "这家店很差", "很好很好看", "不好看", "这不好"]]
+    vectors, others = vectorize_texts(texts[:4], texts[4:])
+    oracle = TfidfVectorizer(analyzer="char", ngram_range=(1, 3), sublinear_tf=True)
+    expected = oracle.fit_transform([text for (text,) in texts[:4]])
+    assert vectors.shape == expected.shape
+    assert np.allclose((others @ vectors.T).toarray(), (oracle.transform(texts[4]) @ expected.T).toarray())
+
+
 def test_rotated_vectors_have_the_same_answers():
     vectors, _ = vectorize_texts([(text,) for text in TEXTS + TEXTS[:1]], [("",)])
     rotated, targets = rotate(vectors), np.array([0, 1, 0, 1, 2, 2, 0])

@@ -93,7 +93,7 @@ def read_conll(
     Args:
         label: The column of the tags: its number, from 1, or its name in CoNLL-U; "": UPOS there, else the last one.
         scheme: entities or words; "": guessed from the tags.
-        encoding: "": UTF-8, UTF-16 or cp1252, as the file is.
+        encoding: "": UTF-8, UTF-16, cp1252 or GB18030, as the file is.
     """
     if is_webanno(path):
         return read_entities(read_webanno(path, report), report, label, scheme)

@@ -25,12 +25,24 @@ FILE_REMEDY = "give the official files with --data DIR"
 ARRAY_REMEDY = 'give an array of objects, as pandas writes with orient="records", or one object per line'
 CONVERT = "convert the file, for Western European text with iconv -f cp1252 -t utf-8"
 AGAIN = "correct it or get the file again"
-UTF8, CP1252 = "utf-8-sig", "cp1252"  # utf-8-sig drops a byte order mark
+UTF8, CP1252, GB18030 = "utf-8-sig", "cp1252", "gb18030"  # utf-8-sig drops a byte order mark
 CHARACTERS_AT_ONCE = 1 << 16
 BYTE_ORDER_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF8)
 MARKS_UTF16 = tuple(mark.decode("utf-8", "surrogateescape") for mark in BYTE_ORDER_MARKS[:2])
-ENCODINGS = {CP1252: "cp1252 (Western European) text", "utf-16": "UTF-16 text"}  # found -> in a report
-NOT_ASCII = re.compile(r"[^\0-\x7f]")
+# Found encoding -> its name in a report
+ENCODINGS = {CP1252: "cp1252 (Western European) text", GB18030: "GB18030 (Chinese) text", "utf-16": "UTF-16 text"}
+# Encoding of East Asian text -> its frequent letters, and their least share of all that are not ASCII
+EAST_ASIAN = {
+    GB18030: (re.compile(rb"[\xb0-\xd7][\xa1-\xfe]"), 0.9),  # level 1 of GB 2312
+    "cp950": (re.compile(rb"[\xa4-\xc6][\x40-\x7e\xa1-\xfe]"), 0.9),  # level 1
+    "cp932": (re.compile(rb"\x82[\x9f-\xf1]|\x83[\x40-\x96]"), 0.3),  # kana
+    "euc-jp": (re.compile(rb"[\xa4\xa5][\xa1-\xf6]"), 0.3),  # kana
+    "cp949": (re.compile(rb"[\xb0-\xc8][\xa1-\xfe]"), 0.9),  # Hangul
+}
+OTHER_NAMES = {"cp950": "cp950 (Big5)", "cp932": "cp932 (Shift-JIS)", "cp949": "cp949 (Korean)"}
+BELOW_LETTERS = re.compile(rb"[\x80-\xbf]")  # in all East Asian text, and hardly in Cyrillic and Greek
+LINES_ASKED = 1_000  # for `choose_east_asian`
+NOT_ASCII, NOT_UTF8 = re.compile(r"[^\0-\x7f]"), re.compile(r"[\udc80-\udcff]")
 MOST_NAMES, LONGEST_QUOTED = 20, 40  # columns or keys in a message, and characters of each
 NOT_CP1252 = re.compile(  # bytes without a character, UTF-8, Cyrillic or East Asian text, Mac Roman
     rb"[\0\x81\x8d\x8f\x90\x9d]|\xc3[\x80-\xbf]|\xe2\x80|[\xc0-\xff]{4}|([\xb0-\xff][\xa1-\xff]){3}|[a-z][\x8a\x8e\x9f\xc0-\xde]"
@@ -72,11 +84,11 @@ def is_marked(path: Path) -> bool:
 
 
 def detect_encoding(path: Path, given: str = "", may_be_western: bool = True) -> str:
-    """Return the encoding of a file: UTF-8, UTF-16, or cp1252 if all of it can be Western European text in that.
+    """Return the encoding of a file: UTF-8, UTF-16, cp1252 if all of it can be Western European text, or GB18030.
 
     Args:
         given: The encoding of a file that is neither UTF-8 nor marked as UTF-16, if it is known.
-        may_be_western: Whether cp1252 is among them.
+        may_be_western: Whether cp1252 and GB18030 are among them.
     """
     try:
         if given and codecs.lookup(given).name == "utf-8":
@@ -91,12 +103,38 @@ def detect_encoding(path: Path, given: str = "", may_be_western: bool = True) ->
             if not (may_be_western or given):
                 return UTF8
             if other := NOT_ASCII.search(block):
-                if found == UTF8 and not "\udc80" <= other[0] <= "\udcff":
+                begins_as_utf8 = found == UTF8 and not NOT_UTF8.match(other[0])
+                if begins_as_utf8 and is_mostly_utf8(block):
                     return UTF8
-                if given or NOT_CP1252.search(block.encode("utf-8", "surrogateescape")):
-                    return given or UTF8  # the reader then names the line that is in no such encoding
+                if given or begins_as_utf8 or NOT_CP1252.search(block.encode("utf-8", "surrogateescape")):
+                    return given or choose_east_asian(path)
                 found = CP1252
     return given or found
+
+
+def is_mostly_utf8(text: str) -> bool:
+    """Return whether most characters beyond ASCII were UTF-8, as one in six of GB18030 is by chance; others escaped."""
+    return 2 * len(NOT_UTF8.findall(text)) <= len(NOT_ASCII.findall(text))
+
+
+def choose_east_asian(path: Path) -> str:
+    """Return GB18030 if no other encoding of East Asia fits, else UTF-8, whose reader names the line that is not."""
+    with open_file(path) as stream:
+        lines = islice((line for line in stream if not line.isascii()), LINES_ASKED)
+        return GB18030 if list_east_asian(b"".join(lines)) == [GB18030] else UTF8
+
+
+def list_east_asian(content: bytes) -> list[str]:
+    """Return the encodings of East Asia in which bytes are text with mostly frequent letters."""
+    found: list[str] = []
+    if is_mostly_utf8(content.decode("utf-8", "surrogateescape")) or not BELOW_LETTERS.search(content):
+        return found
+    for encoding, (frequent, least) in EAST_ASIAN.items():
+        with suppress(UnicodeError):
+            letters = [x.encode(encoding) for x in content.decode(encoding) if x.isalpha() and not x.isascii()]
+            if letters and sum(map(bool, map(frequent.fullmatch, letters))) >= least * len(letters):
+                found.append(encoding)
+    return found
 
 
 # --- lines
@@ -130,8 +168,13 @@ def explain_fault(text: str, encoding: str = UTF8) -> str:
     try:
         text.encode("utf-8", "surrogateescape").decode()
     except UnicodeDecodeError as error:
-        name = "UTF-8" if encoding == UTF8 else encoding
-        return f"is not {name} (byte {error.object[error.start]:#04x} at position {error.start + 1}); {CONVERT}"
+        name, advice = "UTF-8" if encoding == UTF8 else encoding, CONVERT
+        if encoding == UTF8 and (fitting := list_east_asian(error.object)):
+            names = " or ".join(OTHER_NAMES.get(found, found) for found in fitting)
+            advice = (
+                f"its bytes fit {names}: give the right one as data.encoding, or convert the file to UTF-8 with iconv"
+            )
+        return f"is not {name} (byte {error.object[error.start]:#04x} at position {error.start + 1}); {advice}"
     return ""
 
 

@@ -344,7 +344,7 @@ def walk_rows(
 
     Args:
         sep: The separator of cells; "": found from the header and the first rows.
-        encoding: "": UTF-8, UTF-16 or, except for JSON, cp1252, as the file is.
+        encoding: "": UTF-8, UTF-16 or, except for JSON, cp1252 or GB18030, as the file is.
         report: Receives a line about a form that is not the usual one.
         columns: Columns that a table must have.
     """

@@ -248,6 +248,12 @@ def test_class_labels_of_parquet_are_names(tmp_path):
         ("a.tsv", b"text,label\ngood,1\n", 'cells separated by ","'),
         ("a.csv.gz", "text,label\nVor Straßen; größte Spaß,café".encode("cp1252"), "cp1252 (Western European) text"),
         ("a.csv", "text\tlabel\n文 本\t1\n".encode("utf-16"), "cells separated by tabs, UTF-16 text"),
+        ("a.csv", "text,label\n我今天非常高兴,1\n".encode("gb18030"), "GB18030 (Chinese) text"),
+        (
+            "a.csv",
+            "text;label\n一家安静的小店，咖啡很香。;好\n".encode("gbk"),
+            'cells separated by ";", GB18030 (Chinese) text',
+        ),
         ("a.jsonl", '{"text": "é", "label": 1}\n'.encode("utf-16"), "UTF-16 text"),
         ("a.json", '[{"text": "é", "label": 1}]'.encode("utf-16"), "UTF-16 text"),
         ("a.json", b'{"text": "good", "label": 1}\n{"text": "bad", "label": 0}\n', ""),
@@ -269,14 +275,52 @@ def test_files_as_people_have_them_are_read_and_said(name, content, found, tmp_p
 
 @pytest.mark.parametrize(
     "content",
-    ["Привет".encode("cp1251"), "我今天非常高兴".encode("gbk"), "café".encode("mac-roman"), b"caf\xe9 \xc3\xa9"],
-    ids=["Cyrillic", "Chinese", "Mac", "UTF-8 in part"],
+    [
+        "Привет".encode("cp1251"),
+        "ПРИВЕТ".encode("cp1251"),
+        "我今天非常高興".encode("big5"),
+        "好不好".encode("gbk"),
+        "今日はとても①いい天気です".encode("cp932"),
+        "今日はとてもいい天気です".encode("euc-jp"),
+        "오늘은날씨가아주좋아요".encode("cp949"),
+        "café".encode("mac-roman"),
+        b"caf\xe9 \xc3\xa9",
+        b"\xe9t\xe9 " + "été déjà passé, très agréable".encode(),
+    ],
+    ids=[
+        "Cyrillic",
+        "capitals",
+        "Big5",
+        "Chinese or Korean",
+        "Shift-JIS",
+        "EUC-JP",
+        "Korean",
+        "Mac",
+        "UTF-8 in part",
+        "UTF-8 for the most part",
+    ],
 )
 def test_what_is_not_western_text_is_refused(content, tmp_path, refused):
     path = write(tmp_path / "a.csv", b'text;label\n"' + content + b'";1\n')
     with refused():
         read_columns(path)
     assert show(read_columns(path, encoding="latin-1"))["text"] == [content.decode("latin-1")]
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding"),
+    [
+        ("一家店，我今天很高兴", "gb18030"),  # begins with a character that UTF-8 has, too
+        ("我今天非常高興", "big5"),
+        ("今日はとてもいい天気です", "shift_jis"),
+        ("오늘은날씨가아주좋아요", "cp949"),
+    ],
+)
+def test_an_encoding_of_east_asia_is_read_as_named(text, encoding, tmp_path):
+    path = write(tmp_path / "a.csv", f"text,label\n{text},1\n".encode(encoding))
+    assert show(read_columns(path, encoding=encoding))["text"] == [text]
+    rows = [line.value for line in read_inputs(str(path), encoding=encoding)]
+    assert rows == [{"text": text, "label": "1"}]
 
 
 def test_settings_of_reading(tmp_path, refused):
