@@ -300,7 +300,7 @@ class Run:
         report: Report = ignore,
         text: str | Sequence[str] | None = None,
         label: str | Sequence[str] | None = None,
-    ) -> "Scores":
+    ) -> "ShownScores":
         """Return the scores on labelled rows that the model has not seen, with intervals and baselines.
 
         >>> run.evaluate(frame)["score"]
@@ -322,7 +322,7 @@ class Run:
             found = evaluate(self.source, str(file), Path(folder, "scores"), report, **columns)
             if len(found) > 1:
                 raise UsageError(f"{file} has {len(found)} splits; give the file of one of them")
-            return Scores(found[0].metrics, next(list_tables(found[0])))
+            return ShownScores(found[0].metrics, next(list_tables(found[0])))
 
     def push(self, repo: str, private: bool = False, report: Report = ignore) -> str:
         """Upload the run to the Hugging Face Hub, and return its URL; data and predictions stay here.
@@ -348,7 +348,7 @@ class Run:
         return show_table(tabulate_scores(list_shown(task.table, task.metric, metrics), metrics, "score"))
 
 
-class Scores(dict[str, Any]):
+class ShownScores(dict[str, Any]):
     """Scores by their names in metrics.json, which `print` and a notebook show as a short table.
 
     Args:
