@@ -16,7 +16,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,11 @@ from bertkit.analysis.doctor import examine, expect_scores
 from bertkit.data.formats.dataframes import convert_table, convert_tables, write_tables
 from bertkit.data.formats.rows import SPLIT_NAMES
 from bertkit.errors import BertkitWarning, UsageError, as_usage_error
-from bertkit.inference.evaluate import evaluate, load_predictor
+from bertkit.inference.evaluate import evaluate, list_tables, load_predictor
 from bertkit.inference.predictor import Predictor, flatten_result
 from bertkit.model.checkpoint import load_config
 from bertkit.reports.html import show_table
-from bertkit.reports.tables import find_main, list_shown, tabulate_scores
+from bertkit.reports.tables import Table, find_main, format_text, list_shown, tabulate_scores
 from bertkit.reports.verdict import describe_verdict
 from bertkit.studies.folds import gather_folds
 from bertkit.studies.results import check_all_finished
@@ -69,15 +69,24 @@ KEYWORDS = (
     *("private", "redact", "least", "epochs", "seed"),
 )
 TRAIN_KEYWORDS = {"epochs": "num_train_epochs", "learning_rate": "learning_rate", "seed": "seed"}  # in `[train]`
-# In messages that are written for the command line.
-OPTION = re.compile(rf"--(?:({'|'.join(KEYWORDS)})\b(?: [A-Z]+\b)?|set (?:data\.)?)")
+PYTHON_WORDS = {  # patterns in messages for the command line and recipes -> the words of a call in Python
+    rf"--({'|'.join(KEYWORDS)})\b(?: [A-Z]+\b)?": r"\1=",
+    r"--set (?:data\.)?": "",
+    r"^recipe: ": "",
+    r"^\[(?:data|train|model)\] (?=\w+ = )": "",
+    r"at the top level|(?<=belongs )in \[data\]": "among the keywords",
+    r" in \[data\]": "",
+    r"\[train\]": "train=",
+    r"\[model\]": "config=",
+    r"(?:the )?\[\[phase\]\](?: tables)?": "phase=",
+}
 
 
 def warn(line: str) -> None:
     """Issue a warning at the line of the caller outside of bertkit, if the line is one."""
     if not line.startswith(WARNING):
         return
-    line = OPTION.sub(name_keyword, line.removeprefix(WARNING))
+    line = name_as_keywords(line.removeprefix(WARNING))
     frame, level = inspect.currentframe().f_back, 2
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "bertkit":
         frame, level = frame.f_back, level + 1
@@ -291,8 +300,10 @@ class Run:
         report: Report = ignore,
         text: str | Sequence[str] | None = None,
         label: str | Sequence[str] | None = None,
-    ) -> dict[str, Any]:
+    ) -> "ShownScores":
         """Return the scores on labelled rows that the model has not seen, with intervals and baselines.
+
+        >>> run.evaluate(frame)["score"]
 
         Args:
             data: The path of a file, or a table as for `train`.
@@ -311,7 +322,7 @@ class Run:
             found = evaluate(self.source, str(file), Path(folder, "scores"), report, **columns)
             if len(found) > 1:
                 raise UsageError(f"{file} has {len(found)} splits; give the file of one of them")
-            return dict(found[0].metrics)
+            return ShownScores(found[0].metrics, next(list_tables(found[0])))
 
     def push(self, repo: str, private: bool = False, report: Report = ignore) -> str:
         """Upload the run to the Hugging Face Hub, and return its URL; data and predictions stay here.
@@ -323,14 +334,38 @@ class Run:
         with name_keywords(), leave_as_found():
             return push(Path(self.source), repo, private=private, report=report)
 
+    def __repr__(self) -> str:
+        """Return where the run is, seen from the working directory: a kept notebook names no machine."""
+        source = os.path.relpath(self.source) if os.path.isdir(self.source) else self.source
+        return f"Run(source={source!r})"
+
     def _repr_html_(self) -> str | None:
         """Return the table of scores, for a notebook; None without scores."""
         path = find_file(self.source, RECIPE_FILE)
         if path is None or not (metrics := self.metrics):
             return None
         task = TASKS[read_recipe(path)["task"]]
-        shown = tabulate_scores(list_shown(task.table, task.metric, metrics), metrics, "score")
-        return show_table(replace(shown, caption=self.source))
+        return show_table(tabulate_scores(list_shown(task.table, task.metric, metrics), metrics, "score"))
+
+
+class ShownScores(dict[str, Any]):
+    """Scores by their names in metrics.json, which `print` and a notebook show as a short table.
+
+    Args:
+        table: Its cells.
+    """
+
+    def __init__(self, metrics: Mapping[str, Any], table: Table) -> None:
+        super().__init__(metrics)
+        self.table = table
+
+    def __repr__(self) -> str:
+        """Return the table as text."""
+        return format_text(self.table)
+
+    def _repr_html_(self) -> str:
+        """Return the table, for a notebook."""
+        return show_table(self.table)
 
 
 # --- A call -----------------------------------------------------------------------------------------------------------
@@ -368,9 +403,11 @@ def make_plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def name_keyword(option: re.Match[str]) -> str:
-    """Return the keyword of an option of the command line; --set goes."""
-    return f"{option[1]}=" if option[1] else ""
+def name_as_keywords(message: str) -> str:
+    """Return a message with keywords in the place of options and of tables of a recipe."""
+    for pattern, words in PYTHON_WORDS.items():
+        message = re.sub(pattern, words, message)
+    return message
 
 
 def name_data(task: Task, data: Any, output: Path) -> tuple[dict[str, Any], dict[str, pa.Table | Path]]:
@@ -408,9 +445,9 @@ def hold_tables(tables: Mapping[str, pa.Table | Path], output: Path) -> Iterator
 
 @contextmanager
 def name_keywords() -> Iterator[None]:
-    """Name keywords in messages that name options of the command line."""
+    """Name keywords in messages that name options of the command line or tables of a recipe."""
     try:
         yield
     except UsageError as error:
-        error.args = (OPTION.sub(name_keyword, str(error)),)
+        error.args = (name_as_keywords(str(error)),)
         raise

@@ -3,6 +3,7 @@
 import copy
 import datetime
 import doctest
+import json
 import logging
 import os
 import pickle
@@ -12,6 +13,7 @@ import shutil
 import signal
 import sys
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -163,6 +165,15 @@ MISTAKES = [
     {"folds": 2, "restarts": 2},
     {"budget": "1m", "train": {"max_steps": 3}},
     {"label": "strs"},
+    {"max_length": 3},
+    {"max_length": "long"},
+    {"train": {"learning_rat": 1.0}},
+    {"train": {"batch_size": 8}},
+    {"train": {"max_length": 64}},
+    {"weight_decay": 0.1},
+    {"epochs": "three", "train": {}},
+    {"config": {"zzz": 1}},
+    {"phase": [{"share": 1.0, "max_length": 8}]},
 ]
 
 
@@ -216,6 +227,10 @@ def test_a_notebook_has_one_bar_and_a_table(world, tmp_path, monkeypatch, capsys
     page = run._repr_html_()
     assert page.startswith("<div")
     assert "macro F1 (%)" in page
+    assert run.source not in page
+    assert "constant answer" in page
+    monkeypatch.chdir(tmp_path)
+    assert repr(run) == "Run(source='run')"
     assert bertkit.Run(str(world.model))._repr_html_() is None
 
 
@@ -254,6 +269,25 @@ def test_a_run_predicts_and_scores(world):
     assert not (Path(run.source) / "evaluations").exists()
     with pytest.raises(bertkit.UsageError, match=r"trian\.parquet does not exist"):
         run.predictions("trian")
+
+
+def test_scores_are_a_dict_that_is_shown_as_a_table(world):
+    scores = world.run.evaluate(world.frame)
+    assert isinstance(scores, Mapping)
+    given = dict(scores)
+    assert json.loads(json.dumps(given)) == given == scores
+    assert {"score", "score_low", "macro_f1", "rows", "leaks", "majority_accuracy"} <= scores.keys()
+    for other in (copy.copy(scores), pickle.loads(pickle.dumps(scores))):
+        assert (other, str(other)) == (scores, str(scores))
+    caption, heads, *lines = str(scores).splitlines()
+    assert caption == "data, 120 rows"
+    assert re.split(r"\s{2,}", heads)[:3] == ["held out", "baseline", "score"]
+    shown = next(line for line in lines if line.startswith("macro F1 (%)"))
+    assert f" {100 * scores['macro_f1']:.1f} " in shown
+    assert len(lines) < 12
+    page = scores._repr_html_()
+    assert page.startswith("<div")
+    assert "macro F1 (%)" in page
 
 
 def test_a_run_is_found_and_copied_after_it_has_predicted(world, tmp_path, monkeypatch):

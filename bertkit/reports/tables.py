@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
+from itertools import zip_longest
 from textwrap import shorten
 from typing import Any, Literal
 
@@ -91,6 +92,17 @@ def make_table(caption: str, heads: Iterable[str], lines: Iterable[Iterable[str 
     """Make a table; a string becomes a cell of one line."""
     rows = ((cell if isinstance(cell, TableCell) else TableCell(((cell, ""),)) for cell in line) for line in lines)
     return Table(caption, tuple(heads), tuple(map(tuple, rows)), kind)
+
+
+def format_text(table: Table) -> str:
+    """Return the caption and the aligned columns of a table, with each line of a cell on a line of its own."""
+    lines: list[Sequence[str]] = [table.heads]
+    for row in table.rows:
+        cells = [[f"{text} {words}".rstrip() for text, words in cell.lines] for cell in row]
+        lines += zip_longest(*cells, fillvalue="")
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    aligned = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
+    return "\n".join([table.caption, *aligned])
 
 
 def find_row(table: Iterable[ScoreLine], key: str) -> ScoreLine:
