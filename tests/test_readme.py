@@ -258,9 +258,12 @@ def test_the_samples_on_the_pages_are_what_is_read(tmp_path):
     assert reviews.find("title").to_pylist()[-1] == "NA"
     space = make_label_space(reviews, ["stars"], "auto")
     assert (space.kind, space.names) == ("single_label_classification", ("1", "4", "5"))
-    (block,) = find_blocks(SECTIONS["Studies"], "toml")
+    block, own = find_blocks(SECTIONS["Studies"], "toml")
     cells = list_cells(make_study(tomllib.loads(block), {"checkpoint": str(write_checkpoint(tmp_path / "bert"))}))
     assert (len(cells), sum(len(cell.runs) for cell in cells)) == (8, 24)
+    own = re.sub(r'checkpoint = "[^"]+"', f'checkpoint = "{tmp_path / "bert"}"', own)
+    cells = list_cells(make_study(tomllib.loads(own), {}, {"data": {"dir": "reviews.csv"}}))
+    assert (len(cells), sum(len(cell.runs) for cell in cells)) == (2, 6)
 
 
 def name_anchor(heading):

@@ -1,6 +1,7 @@
 """Output and exit of the command line: progress, tables, one line for a mistake, signals."""
 
 import atexit
+import math
 import os
 import re
 import signal
@@ -27,7 +28,7 @@ TERMINAL_CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\
 FOR, AGAINST = (90, 160, 255), (255, 150, 60)  # colours of the largest attributions, in red, green and blue
 LEAST_COLOURED = 0.1  # share of the largest attribution
 MISTAKES_PRINTED = 5  # after a run
-MOST_LINES = 10  # of a table of scores where there is no terminal
+MOST_LINES = 25  # of a run where there is no terminal
 SPEED_PERIOD = 3600.0  # seconds of progress that the remaining time is estimated from; a run of a study is slow
 NOTHING_DONE = "dry run: nothing was trained or written"
 
@@ -42,11 +43,12 @@ class Screen(AbstractContextManager):
         self.quiet = not is_first_process()
         self.names: dict[str, str] = {"loss": "loss"}  # log entry -> its displayed name
         self.bar: Any = None
-        self.shown = -1
+        self.shown = 0
         self.began = 0.0  # the start of a build
         self.done = 0
         self.latest: dict[str, float] = {}
         self.trains = False  # training continues when standard output is closed
+        self.lines = 0  # printed so far, without a bar
 
     def __exit__(self, *exception: Any) -> None:
         self.finish_progress()
@@ -55,6 +57,7 @@ class Screen(AbstractContextManager):
         """Print some lines, above the progress bar if there is one."""
         if self.quiet:
             return
+        self.lines += len(lines)
         for line in lines:
             if self.bar is None:
                 print_line(line, goes_on=self.trains)
@@ -65,9 +68,13 @@ class Screen(AbstractContextManager):
 
     def show(self, renderable: Any) -> None:
         """Print a rich renderable."""
+        write(self.draw(renderable), goes_on=self.trains)
+
+    def draw(self, renderable: Any) -> str:
+        """Return the text of a rich renderable."""
         with self.console.capture() as drawn:
             self.console.print(renderable)
-        write(drawn.get(), goes_on=self.trains)
+        return drawn.get()
 
     def show_table(self, table: Table, **options: Any) -> None:
         """Print a table."""
@@ -97,7 +104,7 @@ class Screen(AbstractContextManager):
         """Show the progress of the training and the latest losses."""
         if done < self.done:  # another training has begun
             self.finish_progress()
-            self.shown, self.latest = -1, {}
+            self.shown, self.latest = 0, {}
         self.done = done
         self.latest |= {self.names[key]: value for key, value in log.items() if key in self.names}
         state = ", ".join(f"{name} {value:.3f}" for name, value in self.latest.items())
@@ -110,9 +117,9 @@ class Screen(AbstractContextManager):
         self._move_bar(done, total, f"{done / 1e6:,.1f} of {total / 1e6:,.1f} MB, {rate}" if total else rate)
 
     def _move_bar(self, done: int, total: int, state: str) -> None:
-        """Move the progress bar, or without a terminal print the state at every fifth, or every half minute."""
+        """Move the progress bar, or without a terminal print the state after each third, or every half minute."""
         if not self.console.is_terminal:
-            part = done * 5 // total if total else int(time.monotonic()) // 30
+            part = done * 3 // total if total else int(time.monotonic()) // 30
             if part > self.shown:
                 self.shown = part
                 self.say(f"  {state}")
@@ -206,7 +213,7 @@ class Screen(AbstractContextManager):
     def show_results(self, task: Any, metrics: Mapping[str, Any], output: Path) -> None:
         """Print the scores of a run, its worst mistakes, the verdict, its directory, and commands to try next.
 
-        Without a terminal many scores are one line.
+        Without a terminal there are as many mistakes as MOST_LINES allows, and many scores are one line.
         """
         from bertkit.reports.plots import plot_log
         from bertkit.reports.verdict import describe_verdict
@@ -216,30 +223,31 @@ class Screen(AbstractContextManager):
         from bertkit.training.run_dir import CURVES_FILE, METRICS_FILE, RECIPE_FILE, read_log
 
         rows, predicted = list_shown(task.table, task.metric, metrics), read_first_table(task, output)
-        table = replace(tabulate_scores(rows, metrics, "after"), caption=f"{output}")
-        lines = sum(max(len(cell.lines) for cell in row) for row in table.rows)
-        if rows and (self.console.is_terminal or lines <= MOST_LINES):
-            self.show_table(table)
-        elif rows:
-            self.say(f"scores: {', '.join(row.describe(metrics[row.key]) for row in rows)}")
-        self.show_predictions(task, predicted)
-        self.say(*list_advice(task, metrics))
-        curves = output / CURVES_FILE
+        curves, last = output / CURVES_FILE, list_advice(task, metrics)
         main = find_main(rows, task.metric) if rows else None
         plot_log(read_log(output), [main] if main else [], metrics, curves)
         if main:
             count = 0 if predicted is None else len(predicted)
-            self.say(f"verdict: {describe_verdict(main, metrics, count)}")
-        self.say(f"Results: {output}: {METRICS_FILE}" + (f", {CURVES_FILE}" if curves.exists() else ""))
-        if commands := list_commands(task, output, load_recipe(output / RECIPE_FILE)):
-            self.say("Next:", *(f"  {command}" for command in commands))
+            last.append(f"verdict: {describe_verdict(main, metrics, count)}")
+        last.append(f"Results: {output}: {METRICS_FILE}" + (f", {CURVES_FILE}" if curves.exists() else ""))
+        last += [f"Next: {command}" for command in list_commands(task, output, load_recipe(output / RECIPE_FILE))]
+        room = math.inf if self.console.is_terminal else MOST_LINES - self.lines - len(last)
+        if rows:
+            shown = self.draw(draw_table(replace(tabulate_scores(rows, metrics, "after"), caption=f"{output}")))
+            if shown.count("\n") > room:
+                shown = f"scores: {', '.join(row.describe(metrics[row.key]) for row in rows)}\n"
+            write(shown, goes_on=self.trains)
+            room -= shown.count("\n")
+        if room > 1:  # mistakes have a heading
+            self.show_predictions(task, predicted, min(room - 1, MISTAKES_PRINTED))
+        self.say(*last)
 
-    def show_predictions(self, task: Any, predicted: Any) -> None:
+    def show_predictions(self, task: Any, predicted: Any, count: int) -> None:
         """Print the worst mistakes of the first evaluated split, from its prediction table, if there is one."""
         from bertkit.training.predictions import show_mistakes
 
         split = next(iter(task.splits), "")
-        if predicted is not None and (mistakes := show_mistakes(predicted, MISTAKES_PRINTED)):
+        if predicted is not None and (mistakes := show_mistakes(predicted, count)):
             self.say(f"The worst mistakes on {split} (the right answer in parentheses):")
             for row, *texts, predicted, right in mistakes:
                 self.say(f"  row {row}: {'  |  '.join(texts)}  →  {predicted}  ({right})")

@@ -5,11 +5,12 @@ Added rows move no others, and rows with equal texts are always in the same spli
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import compress
 from typing import Any
 
 import numpy as np
 
-from bertkit.errors import UsageError, raise_first
+from bertkit.errors import UsageError, list_some, raise_first
 
 UNLABELLED = "unlabelled"  # a test split without labels
 DROP = "drop"  # a value of the option `unlabelled`: rows without a label are left out
@@ -111,7 +112,7 @@ def split_fold(hashes: np.ndarray, folds: int, fold: int) -> dict[str, np.ndarra
 
 
 def describe_shares(counts: Mapping[str, np.ndarray], sizes: Mapping[str, int], names: Sequence[str]) -> list[str]:
-    """Return the share of each label in every split, with a warning where a split differs from train.
+    """Return a line with the share of each label in train, and a warning for each other split where some differ.
 
     A share differs if it is more than three standard errors away from that of train.
 
@@ -120,15 +121,14 @@ def describe_shares(counts: Mapping[str, np.ndarray], sizes: Mapping[str, int], 
         sizes: Split -> the number of rows.
     """
     lines = []
-    for label, name in enumerate(names):
-        shares = {split: counts[split][label] / sizes[split] for split in counts}
-        odd = []
-        for split in [split for split in counts if split != "train"]:
-            pooled = (counts["train"][label] + counts[split][label]) / (sizes["train"] + sizes[split])
-            error = np.sqrt(pooled * (1 - pooled) * (1 / sizes["train"] + 1 / sizes[split]))
-            if abs(shares["train"] - shares[split]) > MOST_ERRORS * error:
-                odd.append(split)
-        warning = f"  warning: {' and '.join(odd)} differ by more than three standard errors" if odd else ""
-        if label < MOST_SHOWN or odd:
-            lines.append(f"  {name}: " + ", ".join(f"{split} {share:.1%}" for split, share in shares.items()) + warning)
+    for split, found in counts.items():
+        shares = found / sizes[split]
+        pooled = (counts["train"] + found) / (sizes["train"] + sizes[split])
+        errors = np.sqrt(pooled * (1 - pooled) * (1 / sizes["train"] + 1 / sizes[split]))
+        is_odd = abs(counts["train"] / sizes["train"] - shares) > MOST_ERRORS * errors
+        is_shown = is_odd | (split == "train")
+        shown = [f"{name} {share:.1%}" for name, share in compress(zip(names, shares, strict=True), is_shown)]
+        warning = "" if split == "train" else "warning: differ by more than three standard errors in "
+        if shown:
+            lines.append(f"  {warning}{split}: {list_some(shown, MOST_SHOWN)}")
     return lines

@@ -198,6 +198,12 @@ class Predictor:
         """Return the columns of a table of results: name -> type; empty if they form none."""
         return {name: type(value) for name, value in flatten_result(self.sample_result).items()}
 
+    @property
+    def entity_columns(self) -> dict[str, type]:
+        """Return the columns of a table with a row for each entity; empty if results are rows or have no entities."""
+        found = get_form(self.sample_result).entity_columns
+        return {"line": int, **found} if found and not self.columns else {}
+
     def __call__(self, inputs: Sequence[Input | Sequence[str]]) -> list[Result]:
         """Return the result of each input; those in a DataFrame of pandas or an Arrow table are its rows."""
         if isinstance(inputs, str | Mapping):
@@ -291,7 +297,7 @@ class Predictor:
                 is_pipeline and is_table
             ),
             f"the results of {head} do not form a table; name an --output that ends in .jsonl": (
-                is_table and not self.columns
+                is_table and not (self.columns or self.entity_columns)
             ),
         }
         raise_first(troubles)
@@ -308,6 +314,8 @@ class Predictor:
     ) -> "Counts":
         """Predict inputs and write the results: a table if the suffix is .csv, .tsv or .parquet, else JSON lines.
 
+        A table has a row for each input, or for each entity of the inputs (`entity_columns`).
+
         Args:
             is_pipeline: Whether to write JSON lines in the form of transformers' `pipeline`.
             answer: Takes the place of `stream`.
@@ -323,7 +331,9 @@ class Predictor:
             with atomic_open(output, "wb" if output.suffix == ".parquet" else "w") as file:
                 if is_marked and is_table and output.suffix != ".parquet":
                     file.write("\ufeff")
-                if is_table:
+                if is_table and self.entity_columns:
+                    write_joined(list_entity_rows(again, results), self.entity_columns, output, file)
+                elif is_table:
                     write_joined(map(self.make_row, again, results), self.columns, output, file)
                 elif output.suffix == REDACTED_TEXT:
                     file.writelines(f"{self.describe(result)}\n" for result in results)
@@ -402,6 +412,15 @@ def get_form(result: Result) -> type[Answers]:
 def flatten_result(result: Result) -> dict[str, Any]:
     """Return a result as a row of a table; empty if such results form none."""
     return get_form(result).flatten(result)
+
+
+def list_entity_rows(inputs: Iterable[Any], results: Iterable[Result]) -> Iterator[Row]:
+    """Yield a row for each entity of the results, or for an error, with the number of the input's line."""
+    for number, (given, result) in enumerate(zip(inputs, results, strict=False), 1):
+        line = given.number if isinstance(given, LocatedInput) else number
+        rows = [{"error": result["error"]}] if "error" in result else get_form(result).list_marked(result)
+        for row in rows:
+            yield {}, {"line": line, **row}
 
 
 def take_rows(inputs: Iterable[Any]) -> Iterable[Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.errors import UsageError
-from bertkit.reports.tables import OWN_DATA, find_row
+from bertkit.reports.tables import OWN_DATA, ScoreLine, find_main, find_row, list_shown
 from bertkit.studies.cells import Cell, Pretraining
 from bertkit.studies.run_processes import RunJob, State
 from bertkit.studies.spec import PRETRAIN, Column, Study, define
@@ -107,7 +107,6 @@ def summarize(
     """Return the results of a study from the states of its runs by directory."""
     status = [state.status for state in states.values()]
     over = sum(name in ("finished", "failed") for name in status)
-    is_own = any(OWN_DATA in (state.metrics or {}) for state in states.values())
     origins = {row: origin.directory for origin in pretrainings for row in origin.rows}
     winners = [(group, choose(study, group, states)) for group in group_cells(cells)]
     return StudyResults(
@@ -116,7 +115,7 @@ def summarize(
         runs=len(status),
         over=over,
         failed=status.count("failed"),
-        columns={column.name: describe_column(column, is_own) for column in study.columns},
+        columns={column.name: describe_column(column, cells, states) for column in study.columns},
         rows={name: StudyRow(dict(row.paper), origins.get(name), row.step or None) for name, row in study.rows.items()},
         pretrainings=[describe_pretraining(origin, states[origin.directory]) for origin in pretrainings],
         cells=[summarize_cell(cell, states) for cell in cells],
@@ -124,18 +123,30 @@ def summarize(
     )
 
 
-def describe_column(column: Column, is_own: bool) -> StudyColumn:
-    """Describe a column; a person's own data have no published scores."""
+def describe_column(column: Column, cells: Iterable[Cell], states: Mapping[str, State]) -> StudyColumn:
+    """Describe a column; without published scores, as for a person's own data, it has trained baselines."""
+    runs = [run for cell in cells if cell.column == column for run in cell.runs.values()]
+    metrics = next((states[run].metrics for run in runs if states[run].status == "finished"), {})
+    row, names = name_score(column.task, column.row.key, metrics), TASKS[column.task].baselines
+    published = {} if OWN_DATA in metrics else dict(row.paper)
+    trained = {words: key for words, key in row.baselines.items() if key.partition("_")[0] in names}
     return StudyColumn(
         task=column.task,
-        metric=column.row.key,
-        name=column.row.name,
-        unit=column.row.unit,
+        metric=row.key,
+        name=row.name,
+        unit=row.unit,
         lower_is_better=column.lower_is_better,
         split=column.split,
-        published={} if is_own else dict(column.row.paper),
+        published=published,
         paper=column.paper,
+        baselines={} if published else trained,
     )
+
+
+def name_score(task: str, key: str, metrics: Mapping[str, Any]) -> ScoreLine:
+    """Return the line of a score; that of one's own texts depends on their labels, so metrics.json names it."""
+    rows = list_shown(TASKS[task].table, key, metrics) if key == "score" else []
+    return find_main(rows, key) if rows else find_row(TASKS[task].table, key)
 
 
 def describe_pretraining(origin: Pretraining, state: State) -> StudyPretraining:
@@ -208,4 +219,4 @@ def describe_winner(group: Sequence[Cell], cell: Cell, run: str, states: Mapping
 
 def describe_score(name: str, state: State) -> str:
     """Describe a finished run's score in words."""
-    return find_row(TASKS[name].table, TASKS[name].metric).describe(state.metrics["score"])
+    return name_score(name, TASKS[name].metric, state.metrics).describe(state.metrics["score"])

@@ -90,6 +90,8 @@ def explain_scores(study: StudyResults) -> str:
     if has_paper(study):
         cites = ", and at the end those of other systems" if study.definition.get("cited") else ""
         sentences.append(f"In italics: the paper's value for the row above{cites}.")
+    if any(list_baselines(study, name) for name in study.rows):
+        sentences.append("Baselines: their mean over the runs that have them.")
     if names := study.definition.get("average"):
         sentences.append(f"{AVERAGE}: the mean of {', '.join(names)}.")
     if any(cell.at_or_below_majority for cell in study.cells):
@@ -196,15 +198,17 @@ def tabulate_summary(study: StudyResults, find_link: Callable[[str], str] = lamb
     """Return a table like the paper's: rows by columns, with the paper's values below each row if there are any.
 
     Without any, the published scores that the tasks know come last, and then the systems that the study cites, also in
-    columns of their own. `find_link` returns the link of a run.
+    columns of their own. So are the baselines of data without published scores. `find_link` returns the link of a run.
     """
     rows = {name: take_score_row(study, name) for name in study.columns}
+    baselines = {name: list_baselines(study, name) for name in study.rows}
     averaged, cited = study.definition.get("average", []), study.definition.get("cited", {})
     names = [*rows, AVERAGE] if averaged else [*rows]
-    heads, lines = list(dict.fromkeys([*names, *itertools.chain(*cited.values())])), []
+    heads = list(dict.fromkeys([*names, *itertools.chain(*cited.values(), *baselines.values())]))
+    lines = []
     for name, own in study.rows.items():
         found = choose_shown(study, name)
-        ours = {}
+        ours: dict[str, Any] = dict(baselines[name])
         for column, (cell, winner) in found.items():  # linked to the chosen run, or else to the first one
             run = winner.run if winner else cell.runs[0].directory
             ours[column] = TableCell(((show_mean(rows[column], cell), ""),), find_link(run))
@@ -230,6 +234,18 @@ def tabulate_summary(study: StudyResults, find_link: Callable[[str], str] = lamb
             lines.append([f"published: {label}", *(published.get(head, MISSING) for head in heads)])
     lines += [list_published(name, values, heads) for name, values in cited.items()]
     return make_table("Scores", ["", *heads], lines, "quiet")
+
+
+def list_baselines(study: StudyResults, name: str) -> dict[str, str]:
+    """Return the mean of each baseline over the runs that the summary shows for a row, by its heading."""
+    means = {}
+    for column, (cell, _) in choose_shown(study, name).items():
+        for words, key in study.columns[column].baselines.items():
+            values = [run.metrics[key] for run in cell.runs if key in run.metrics]
+            if values:
+                head = words if len(study.columns) == 1 else f"{column}: {words}"
+                means[head] = take_score_row(study, column).show(statistics.fmean(values))
+    return means
 
 
 def list_published(name: str, values: Mapping[str, float], heads: Sequence[str]) -> list[TableCell]:

@@ -12,7 +12,7 @@ def ignore(*_: Any) -> None:
 
 
 Report = Callable[[str], None]  # receives one line for the user
-SECONDS_OF_SILENCE = 15  # minimum between two lines on long work
+SECONDS_OF_SILENCE = 15  # minimum before the first line on long work; it doubles with each line
 
 
 def describe_duration(seconds: float) -> str:
@@ -34,14 +34,15 @@ class ShareDone:
     def __init__(self, report: Report, verb: str) -> None:
         self.report, self.verb = report, verb
         self.first = self.begun = self.said = 0.0
+        self.silence = SECONDS_OF_SILENCE
 
     def note(self, done: float, total: float) -> None:
         """Note how much is done; the first part is not timed, because it takes longer than the others."""
         now = time.monotonic()
         if not self.begun:
             self.first, self.begun, self.said = done, now, now
-        elif now - self.said >= SECONDS_OF_SILENCE:
-            self.said = now
+        elif now - self.said >= self.silence:
+            self.said, self.silence = now, 2 * self.silence
             left = (now - self.begun) / (done - self.first) * (total - done)
             self.report(f"  {done / total:.0%} {self.verb}, {describe_duration(left)} left")
 

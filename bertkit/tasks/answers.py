@@ -26,6 +26,8 @@ class Answers:
 
     key: str  # the key that results of this form have, and those of no later one in FORMS
     has_pipeline = False  # whether transformers has a pipeline for the same results
+    # The columns of a table with a row for each entity, for results without `flatten`: name -> type
+    entity_columns: Mapping[str, type] = {}
     # The right and the predicted answers, and the numbers that scores are made of: the columns of the prediction table
     # without those of `Task.tabulate_examples`
     rows: pa.Table

@@ -29,6 +29,7 @@ class TagAnswers(Answers):
 
     key = "tags"
     has_pipeline = True
+    entity_columns = {"start": int, "end": int, "type": str, "text": str, "score": float}
     text: TaggedText
     tags: Sequence[Sequence[str]]
     likely: Sequence[Sequence[float]] | None  # the probability of each word's label; None if only tags are known
@@ -77,7 +78,7 @@ class TagAnswers(Answers):
 
     @staticmethod
     def flatten(result: Result) -> dict[str, Any]:
-        """Return the redacted text; other results form no table."""
+        """Return the redacted text; without one each entity is a row (`entity_columns`)."""
         return {"redacted": result["redacted"]} if "redacted" in result else {}
 
     @staticmethod

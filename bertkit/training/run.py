@@ -138,7 +138,7 @@ def run(
             report(f"{parameters}; {describe_training(args, recipe, prepared.data['train'])}")
             compile_if_long(recipe, args, model, count_updates(args, recipe, len(prepared.data["train"])), report)
             if recipe.starts_solved and not trainer.is_fsdp_enabled:  # FSDP shards the model
-                save = partial(save_start, task, trainer, prepared, output, report)
+                save = partial(save_start, task, trainer, prepared, output)
                 trainer.add_callback(BeforeTraining(save))
             train(trainer, checkpoint, report)
             fold_targets(model)

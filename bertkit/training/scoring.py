@@ -50,10 +50,11 @@ def score_splits(
         predict: Returns the summaries of a data set.
     """
     found = Evaluation()
-    for split in (TUNE, *task.splits, *task.unlabelled):
-        if (data := prepared.data.get(split)) is None:
-            continue
-        report(f"predicting {split}, {len(data):,} sequences")
+    there = [split for split in (TUNE, *task.splits, *task.unlabelled) if prepared.data.get(split) is not None]
+    if there:
+        report("predicting " + ", ".join(f"{split} ({len(prepared.data[split]):,} sequences)" for split in there))
+    for split in there:
+        data = prepared.data[split]
         given = predict(data)
         if is_first := found.decided is None:
             found.temperature, found.conformity = calibrate(task, recipe, given, data, split)

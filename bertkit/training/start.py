@@ -17,7 +17,6 @@ from bertkit.metrics.intervals import compare_methods
 from bertkit.metrics.rows import take_values
 from bertkit.model.checkpoint import fold_targets
 from bertkit.reports.tables import name_limits
-from bertkit.system.progress import Report
 from bertkit.tasks.finetuning import KEPT, START_GAIN
 from bertkit.tasks.task import TUNE, Task
 from bertkit.training.prepare import Prepared
@@ -44,10 +43,9 @@ class BeforeTraining(TrainerCallback):
             self.function()
 
 
-def save_start(task: Task, trainer: BertTrainer, prepared: Prepared, output: Path, report: Report) -> None:
+def save_start(task: Task, trainer: BertTrainer, prepared: Prepared, output: Path) -> None:
     """Write the model before the first update, and its answers to dev and to the rows that choose."""
     splits = list_scored(task, prepared)
-    report(f"predicting {' and '.join(splits)} before the first update")
     compute_metrics, trainer.compute_metrics = trainer.compute_metrics, None  # each split has its own labels
     summaries = {split: trainer.predict(prepared.data[split]).predictions for split in splits}
     trainer.compute_metrics = compute_metrics

@@ -49,7 +49,7 @@ class StudyPretraining(RunState):
     scores: list[PretrainingScore]
 
 
-class StudyColumn(msgspec.Struct):
+class StudyColumn(msgspec.Struct, omit_defaults=True):
     """A column: the metric, the data that it is measured on, and the published scores."""
 
     task: str
@@ -60,6 +60,7 @@ class StudyColumn(msgspec.Struct):
     split: str  # the data that the values are measured on
     published: dict[str, float]  # scores that the task knows, by system; none for a person's own data
     paper: str  # a note on the paper's values
+    baselines: dict[str, str] = {}  # trained baselines -> the keys of their scores, without `published`
 
 
 class StudyRow(msgspec.Struct):

@@ -7,7 +7,7 @@ import pytest
 
 from bertkit.errors import UsageError
 from bertkit.studies.cells import locate_data
-from tests.official import write_checkpoint, write_reviews
+from tests.official import write_checkpoint, write_reviews, write_table
 
 NAMED = ["--text", "title,body", "--label", "stars"]
 
@@ -58,6 +58,20 @@ def test_a_table_becomes_a_classifier_that_predicts_the_table(finish, call, smal
     code, _, err = call("classify", *small, "--label", "tags", "--output", "runs/stars")
     assert code == 2
     assert "belongs to another run" in err
+
+
+def test_a_run_with_many_labels_prints_25_lines_without_a_terminal(finish, small, tmp_path):
+    labels = [f"label {number % 77}" for number in range(77 * 6)] + ["rare"]
+    write_table(tmp_path / "many.csv", [{"text": f"text {n}", "label": label} for n, label in enumerate(labels)])
+    settings = ["--set", "precision=fp32", "--set", "train.max_steps=3"]
+    out = finish("classify", "--data", "many.csv", "--model", "bert", *settings, "--output", "runs/many")
+    lines = out.splitlines()
+    assert len(lines) <= 25
+    assert lines[-4].startswith("Results: runs/many: metrics.json")
+    assert any(line.startswith("warning: 2 of 78 labels have fewer than 3 rows in train, such as ") for line in lines)
+    shares = next(line for line in lines if line.startswith("  train: label 0 "))
+    assert shares.count("%") == 20
+    assert shares.endswith(", …")
 
 
 def test_folds_print_their_scores_and_predict_every_row(finish, small, tmp_path):
@@ -118,6 +132,14 @@ def test_a_study_takes_a_file_for_the_columns_that_read_one(finish, small, tmp_p
     )
     words = ["study", "mine.toml", "--data", "reviews.csv", "--model", "bert", "--set", "train.max_steps=2"]
     assert "1 run, one after another" in finish(*words, "--dry-run")
+    finish(*words, "--set", "seeds=[1, 2]", "--output", "runs/own")
+    runs = [json.loads((tmp_path / f"runs/own/own/seed-{seed}/metrics.json").read_text()) for seed in (1, 2)]
+    table = (tmp_path / "runs/own/table.md").read_text().splitlines()
+    assert "|  | own | TF-IDF | frozen vectors |" in table
+    line = next(line for line in table if line.startswith("| ours | "))
+    found = [[run[key] for run in runs if key in run] for key in ("tfidf_macro_f1", "frozen_macro_f1")]
+    assert line.endswith(" (2) | " + " | ".join(f"{100 * sum(x) / len(x):.1f}" for x in found) + " |")
+    assert any(line.startswith("- own: macro F1 in percent; classify, dev; always giving the same") for line in table)
     file = str(tmp_path / "reviews.csv")
     assert locate_data(file, "ner", "ner", {}) == {"data": {"dir": file}}
     assert locate_data(file, "", "classify", {"data": {"dir": "other.csv"}}) == {}

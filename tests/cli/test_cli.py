@@ -194,7 +194,13 @@ def test_the_bare_command_learns_from_the_installed_documentation(finish):
     assert "masked-LM loss" in out
 
 
-def test_a_run_prints_scores_beside_baselines_examples_and_what_to_try_next(finish, tmp_path):
+@pytest.fixture
+def terminal(monkeypatch):
+    """Print as on a terminal, where a run has its whole table of scores."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+
+
+def test_a_run_prints_scores_beside_baselines_examples_and_what_to_try_next(finish, terminal, tmp_path):
     write_text(tmp_path / "good.txt")
     out = finish("pretrain", "--corpus", "good.txt", "--output", "runs/mine", *SMALL)
     for words in ("masked-LM loss", "ln V", "token frequencies", "next-sentence accuracy", "the larger class"):
@@ -374,7 +380,7 @@ def glue(tmp_path, capsys):
     return ["--data", "GLUE", "--model", "bert", *TINY]
 
 
-def test_a_fine_tuned_task_is_shown_beside_the_majority_and_the_paper(finish, glue, tmp_path):
+def test_a_fine_tuned_task_is_shown_beside_the_majority_and_the_paper(finish, glue, terminal):
     out = finish("glue", "--task", "SST-2", *glue, "--set", "train.learning_rate=0.0")
     for words in ("accuracy (%)", "50.0 the majority class", "93.5 BERT-base, test", "warning: accuracy"):
         assert words in out
@@ -436,7 +442,7 @@ def squad(tmp_path, capsys):
     return ["squad", "--data", str(tmp_path / "squad"), "--model", str(model), *settings]
 
 
-def test_squad_is_shown_with_its_tau_and_scored_again(finish, squad, tmp_path):
+def test_squad_is_shown_with_its_tau_and_scored_again(finish, squad, terminal, tmp_path):
     out = finish(*squad, "--version", "2", "--output", tmp_path / "run")
     for words in ("81.9 BERT-large, dev", "never answering", "F1, tau = 0", "null_score_diff_threshold = "):
         assert words in out
@@ -455,7 +461,7 @@ def test_squad_is_shown_with_its_tau_and_scored_again(finish, squad, tmp_path):
     assert out.splitlines()[0] == f"exact {metrics['exact']:g}"
 
 
-def test_own_questions_have_folds_and_a_model_that_predicts_them(finish, call, squad, tmp_path):
+def test_own_questions_have_folds_and_a_model_that_predicts_them(finish, call, squad, terminal, tmp_path):
     rows = list_questions(tmp_path / "squad" / "train-v1.1.json")
     write_questions(tmp_path / "own.jsonl", rows)
     own = ["squad", "--version", "1", "--data", "own.jsonl", *squad[3:]]

@@ -125,6 +125,53 @@ def test_several_labels_are_those_above_the_thresholds_of_the_configuration(tagg
     assert [row["labels"] for row in rows] == ["|".join(result["labels"]) for result in results]
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".parquet"])
+def test_a_table_of_names_has_a_row_for_each_with_the_line_of_its_text(suffix, tmp_path):
+    values = {"id2label": {0: "O", 1: "B-PER", 2: "B-LOC"}, "seed": 4}
+    model = write_head(tmp_path / "model", "BertForTokenClassification", **values)
+    texts = [*make_texts(8), '"good"\r\nbad,', ""]
+    source = write_table(tmp_path / "in.csv", [{"id": str(number), "text": text} for number, text in enumerate(texts)])
+    output = tmp_path / f"out{suffix}"
+    counts = predict_file(model, source, output)
+    assert (counts.count, counts.errors) == (10, 0)
+    results = Exact(model)(texts)
+    expected = [
+        {"line": line, "start": one["start"], "end": one["end"], "type": one["type"], "text": one["text"]}
+        for line, result in enumerate(results, 2)  # the header is line 1
+        for one in result["entities"]
+    ]
+    found = read_back(output)
+    assert list(found[0]) == ["line", "start", "end", "type", "text", "score"]
+    scores = [float(row.pop("score")) for row in found]
+    assert [{name: str(value) for name, value in row.items()} for row in found] == [
+        {name: str(value) for name, value in row.items()} for row in expected
+    ]
+    assert np.allclose(scores, [one["score"] for result in results for one in result["entities"]], atol=1e-5)
+    assert {row["type"] for row in expected} == {"PER", "LOC"}
+    assert [] in [result["entities"] for result in results]
+
+
+def test_a_table_of_names_says_what_cannot_be_read_and_has_its_columns_without_any_name(tmp_path):
+    model = write_head(tmp_path / "model", "BertForTokenClassification", id2label={0: "O", 1: "B-PER"})
+    (tmp_path / "in.jsonl").write_text('{"text": ""}\n{"txt": "good"}\n')
+    said = []
+    counts = Exact(model).write(read_inputs(str(tmp_path / "in.jsonl")), tmp_path / "out.csv", said.append)
+    assert (counts.count, counts.errors) == (2, 1)
+    (row,) = read_back(tmp_path / "out.csv")
+    assert (row["line"], row["type"], row["error"]) == ("2", "", said[0])
+    (tmp_path / "in.txt").write_text("\n")
+    predict_file(model, tmp_path / "in.txt", tmp_path / "out.csv")
+    assert (tmp_path / "out.csv").read_text() == "line,start,end,type,text,score\n"
+
+
+def test_a_table_of_classes_of_words_has_a_row_for_each_word(tmp_path):
+    model = write_head(tmp_path / "model", "BertForTokenClassification", id2label={0: "noun", 1: "verb"})
+    (tmp_path / "in.jsonl").write_text('{"words": ["good", "bad"]}\n')
+    predict_file(model, tmp_path / "in.jsonl", tmp_path / "out.csv")
+    found = [(row["line"], row["start"], row["text"]) for row in read_back(tmp_path / "out.csv")]
+    assert found == [("1", "0", "good"), ("1", "1", "bad")]
+
+
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 def test_a_table_takes_little_memory(suffix, tmp_path, monkeypatch):
     monkeypatch.setattr("bertkit.inference.tables.CHARACTERS_A_GROUP", 100_000)

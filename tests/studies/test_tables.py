@@ -138,6 +138,28 @@ def add_limits(results, low, high):
         run.metrics |= {"accuracy_low": low, "accuracy_high": high}
 
 
+def test_baselines_of_ones_own_data_have_columns_with_their_mean_over_the_runs_of_a_row():
+    results = make_results({}, {"mine": "macro F1"}, score_by_hand, rows=("a", "b"), select="mean")
+    results.columns["mine"].baselines = {"TF-IDF": "tfidf_accuracy", "frozen vectors": "frozen_accuracy"}
+    assert "Baselines" not in write_table(results), "no run has one"
+    for number, run in enumerate(run for cell in results.cells for run in cell.runs):
+        run.metrics |= {"tfidf_accuracy": 0.4} | ({"frozen_accuracy": 0.5 + 0.1 * number} if number < 2 else {})
+    text = write_table(results)
+    for line in (
+        "|  | mine | TF-IDF | frozen vectors |",
+        "| a | 51.0 ± 1.4 (2) | 40.0 | 55.0 |",
+        "| b | 51.0 ± 1.4 (2) | 40.0 | – |",
+        "| b, best run | 52.0 (best of 2) | – | – |",
+    ):
+        assert line in text.splitlines()
+    assert "seeds 42, 43. The best run is" in text
+    assert "Baselines: their mean over the runs that have them." in text
+    two = make_results({}, {"mine": "macro F1", "theirs": "F1"}, score_by_hand)
+    two.columns["theirs"].baselines = {"TF-IDF": "tfidf_accuracy"}
+    two.cells[1].runs[0].metrics["tfidf_accuracy"] = 0.3
+    assert "|  | mine | theirs | theirs: TF-IDF |" in write_table(two).splitlines()
+
+
 def test_values_and_axes_are_short_where_they_can_be():
     values = {2e-5: "2e-05", 3.0: "3", 1e30: "1e+30", "bf16": "bf16"}
     assert {value: show_value(value) for value in values} == values

@@ -71,11 +71,17 @@ Input = str | Mapping[str, Any]
 
 @dataclass(frozen=True)
 class LocatedInput:
-    """The value of a line or row, or the error in it, and its origin: file and number from 1."""
+    """The value of a line or row, or the error in it, and its origin."""
 
     value: Input | UsageError
-    origin: str
+    source: str  # the file and the unit, "line" or "row"
+    number: int  # from 1
     is_row: bool = False  # whether it is a row of a table, so that all others have the same names
+
+    @property
+    def origin(self) -> str:
+        """Return the file and the number."""
+        return f"{self.source} {self.number}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -296,14 +302,14 @@ def read_inputs(source: str, columns: Sequence[str] = (), **reading: Any) -> Ite
         for number, line in enumerate(walk_lines(sys.stdin.buffer), 1):
             text = line if isinstance(line, UsageError) else line.rstrip("\r\n")
             is_json = isinstance(text, str) and text.lstrip()[:1] in ("{", '"')
-            yield LocatedInput(parse_line(text) if is_json else text, f"standard input, line {number}")
+            yield LocatedInput(parse_line(text) if is_json else text, "standard input, line", number)
         return
     kind, texts = check_suffix(source, tuple(UNITS)), {}
     for number, row in walk_rows(Path(source), columns=columns, decoder=INPUT, **reading):
         if isinstance(row, dict) and kind not in COLUMN_SUFFIXES:  # a row without a text has empty ones, as in a table
             texts |= {name: "" for name, value in row.items() if isinstance(value, str)}
             row = row if any(isinstance(value, str | list | dict) for value in row.values()) else texts | row
-        yield LocatedInput(row, f"{source}, {UNITS[kind]} {number}", kind in COLUMN_SUFFIXES)
+        yield LocatedInput(row, f"{source}, {UNITS[kind]}", number, kind in COLUMN_SUFFIXES)
 
 
 def check_source(source: str) -> None:
