@@ -36,6 +36,19 @@ def write_text(path, documents=40, seed=0):
     return path
 
 
+def write_divided(path, documents=30, seed=0):
+    """Write a text whose words are divided by spaces, and beside it, as `plain.txt`, the same text without them."""
+    draw = np.random.default_rng(seed)
+    words = ["中", "国", "的", "人民", "日报", "新年", "大会堂", "中国人民", "ab", "b", "12"]
+    texts = []
+    for _ in range(documents):
+        sentences = [" ".join([*draw.choice(words, draw.integers(3, 12)), "。"]) for _ in range(draw.integers(2, 9))]
+        texts.append(" ".join(sentences))
+    path.write_text("\n\n".join(texts) + "\n", encoding="utf-8")
+    path.with_name("plain.txt").write_text("\n\n".join(texts).replace(" ", "") + "\n", encoding="utf-8")
+    return path
+
+
 def make_corpus(documents, dtype=np.uint16):
     """Return a corpus of documents of sentences of token ids."""
     sentences = [sentence for document in documents for sentence in document]

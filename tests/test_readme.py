@@ -462,7 +462,7 @@ def test_a_study_has_the_runs_it_should_have(name, cells, runs, bert):
 
 
 def test_recipes_are_counted_and_listed():
-    assert len(RECIPES) == 18
+    assert len(RECIPES) == 20
     assert len(STUDIES) == 22
     linked = {(path.parent / target).resolve() for path, text in PAGES.items() for target in find_links(text)}
     assert {path for path in linked if path.suffix == ".toml"} == {*RECIPES, *STUDIES}

@@ -274,6 +274,9 @@ def build_corpus(
         typer.Option("--split-sentences/--no-split-sentences", help="Split lines into sentences, or keep each line."),
     ] = True,
     passages: Annotated[bool, typer.Option("--passages", help="Leave out headings, lists, tables, links.")] = False,
+    words: Annotated[
+        str, typer.Option(help="Spaces are borders of words and nothing else (segmented text).", metavar="spaces")
+    ] = "",
     deduplicate: Annotated[str, typer.Option(help="Drop repeated documents or lines.", metavar="documents|lines")] = "",
 ) -> None:
     """Turn text into token ids on disk, which pretrain --corpus DIR reads.
@@ -299,6 +302,7 @@ def build_corpus(
             split_sentences=split_sentences,
             language=language,
             passages=passages,
+            words=words,
             deduplicate=deduplicate,
             workers=read_workers(workers or count_cores()),
             report=screen.say,

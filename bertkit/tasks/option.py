@@ -90,6 +90,11 @@ PRETRAINING_OPTIONS: Options = {
     "random_rate": Option(0.1, None, "3.1", "Share of these replaced by a random token."),
     "same_rate": Option(0.1, None, "3.1", "Share of these left unchanged."),
     "whole_word_masking": Option(False, None, CODE, "Mask all tokens of a word together."),
+    "words": Option(
+        "",
+        help="spaces: spaces are borders of words and nothing else, in segmented text of a script without spaces.",
+        choices=("", "spaces"),
+    ),
     "split_sentences": Option(True, help="Split lines into sentences."),
     "passages": Option(False, help="Leave out headings, lists, tables and links, as 3.1 does."),
     "heldout_share": Option(0.01, 0, help="Share of the documents held out for evaluation.", below=1),

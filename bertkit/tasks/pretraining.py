@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import regex
 
 from bertkit.data.pretraining.dataset import Phase, PretrainingData
 from bertkit.data.pretraining.masking import check_rates
@@ -30,6 +31,7 @@ from bertkit.data.pretraining.tokenize import (
     tokenize_documents,
 )
 from bertkit.data.sequences import IGNORED
+from bertkit.data.tagging import UNSPACED
 from bertkit.data.tokenizer import describe_vocabulary, load_tokenizer, train_tokenizer
 from bertkit.errors import UsageError, raise_first
 from bertkit.metrics.rows import WeightedScore
@@ -59,6 +61,7 @@ KNOWN_ACCURACY = {"the most frequent token": "unigram_accuracy"}
 FOREIGN_SHARE = 0.3  # share of unknown tokens; above it a vocabulary is for another script
 MOST_PASSES = 40  # most passes of a training over its text, A.2
 FORECAST_CHARACTERS = 20_000_000  # characters of text for a forecast of a run's cost
+TOKENS_ASKED = 100_000  # tokens that tell the script of a text
 
 # The defaults of `bertkit pretrain` without a recipe or a model: those of recipes/demo/pretrain.toml.
 STARTER = {
@@ -198,13 +201,15 @@ class PretrainingTask(Task):
                 )
             report(f"opening {path}")
             corpus = open_corpus(path, report, verify=os.environ.get("LOCAL_RANK", "0") == "0")
+            if options["words"] and not corpus.word_offset:
+                raise UsageError(f"{path} was built without data.words; build it with --words {options['words']}")
             return hold_out(corpus, options, report)
         limit, names = options["limit_characters"] or None, ", ".join(options["corpus"])
         if options.get("is_forecast"):  # the time of an update does not depend on the rest
             limit = min(limit or FORECAST_CHARACTERS, FORECAST_CHARACTERS)
             names = f"at most {limit:,} characters of {names}"
         report(f"reading {names}")
-        how = {name: options[name] for name in ("split_sentences", "passages")}
+        how = {name: options[name] for name in ("split_sentences", "passages", "words")}
         documents = list(read_documents(options["corpus"], **how, limit_characters=limit, report=report))
         return hold_out(documents, options, report)
 
@@ -219,6 +224,8 @@ class PretrainingTask(Task):
         if asked:
             return load_tokenizer(asked, cased=options["cased"] or None, report=report)
         sentences = (sentence for document in examples["train"] for sentence in document)
+        if options["words"]:
+            sentences = ("".join(sentence.split()) for sentence in sentences)
         report(f"training a vocabulary of {options['vocab_size']:,} tokens")
         longest = max(phase.max_length for phase in list_phases(recipe))
         trained = {"size": options["vocab_size"], "cased": options["cased"], "max_length": longest}
@@ -242,8 +249,9 @@ class PretrainingTask(Task):
         report: Report = ignore,
     ) -> PretrainingData:
         """Return all samples of the run, or of a held-out split a fixed choice of at most `heldout_pairs` pairs."""
-        corpus = documents if isinstance(documents, TokenizedCorpus) else tokenize_documents(documents, tokenizer)
         options, seed, phases = recipe.data, recipe.train["seed"], list_phases(recipe)
+        is_tokenized = isinstance(documents, TokenizedCorpus)
+        corpus = documents if is_tokenized else tokenize_documents(documents, tokenizer, options["words"])
         has_pairs = options["objective"] == "mlm+nsp"
         check_documents(corpus.document_count, has_pairs)  # documents without a token are left out
         if split != "train":
@@ -256,13 +264,16 @@ class PretrainingTask(Task):
             statistics = read_manifest(corpus.directory)["statistics"]
             unknown, pairs = statistics["unknown_rate"], statistics["pairs"][str(PHASE_LENGTHS[0])]
         else:
-            unknown = np.count_nonzero(corpus.ids[:] == tokenizer.unk_token_id) / max(len(corpus.ids), 1)
+            ids = corpus.strip_words(corpus.ids[:])
+            unknown = np.count_nonzero(ids == tokenizer.unk_token_id) / max(len(ids), 1)
             pairs = measure_pairs(corpus, PHASE_LENGTHS[0]) if has_pairs else {}
         if unknown > FOREIGN_SHARE:
             raise UsageError(
                 f"{unknown:.0%} of the text is {tokenizer.unk_token} in this vocabulary; "
                 "give one that fits the text, or remove --vocab to train one"
             )
+        if options["whole_word_masking"] and not corpus.word_offset:
+            check_script(corpus, tokenizer)
         for line in warn_of_random(pairs["random_next"]) if has_pairs else ():
             report(line)
         data = PretrainingData(corpus, tokenizer, phases, options, seed)
@@ -408,6 +419,17 @@ def divide_at_lines(
         return replace(documents, document_starts=starts, document_ends=stops), chosen[starts]
     lines = list(chain.from_iterable(documents))
     return [lines[start:stop] for start, stop in zip(starts, stops, strict=True)], chosen[starts]
+
+
+def check_script(corpus: TokenizedCorpus, tokenizer: Any) -> None:
+    """Check that a text whose words are to be masked is of a script with spaces between words."""
+    tokens = tokenizer.convert_ids_to_tokens(corpus.ids[:TOKENS_ASKED].tolist(), skip_special_tokens=True)
+    letters = list(filter(str.isalpha, "".join(tokens)))
+    if 2 * len(regex.findall(f"[{UNSPACED}]", "".join(letters))) > len(letters):
+        raise UsageError(
+            "whole_word_masking finds no words in a text of a script without spaces; divide it into words by spaces "
+            "with a program of your choice and set data.words=spaces (corpus build: --words spaces)"
+        )
 
 
 def check_vocabulary(corpus: str | Path, tokenizer: Any, owner: str) -> None:

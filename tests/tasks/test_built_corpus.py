@@ -14,7 +14,7 @@ from bertkit.system.signals import Interrupted
 from bertkit.training.prepare import prepare
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
-from tests.corpora import write_text
+from tests.corpora import write_divided, write_text
 from tests.world import PRETRAIN, assert_same_bits, make_recipe, read_losses, read_weights, stop_at
 
 
@@ -44,6 +44,20 @@ def built(text, tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def built_words(tmp_path_factory):
+    """Return a folder with a vocabulary, a text of words divided by spaces and without, and a corpus of each."""
+    folder = tmp_path_factory.mktemp("words")
+    write_divided(folder / "divided.txt")
+    plain = folder / "plain.txt"
+    tokens = train_vocabulary(plain.read_text(encoding="utf-8").splitlines(), size=120)
+    save_tokenizer(make_tokenizer(tokens, cased=False, max_length=32), folder / "vocab")
+    tokenizer = load_tokenizer(folder / "vocab")
+    builder.build([str(plain)], tokenizer, folder / "plain")
+    builder.build([str(folder / "divided.txt")], tokenizer, folder / "made", words="spaces")
+    return folder
+
+
 def test_a_corpus_is_known_by_its_tokens(built, text, tmp_path):
     """A corpus rebuilt from a copy is the same; one from a text with a changed word differs."""
     content, found = text.read_text(encoding="utf-8"), []
@@ -52,6 +66,34 @@ def test_a_corpus_is_known_by_its_tokens(built, text, tmp_path):
         builder.build([str(tmp_path / f"{name}.txt")], load_tokenizer(built / "vocab"), tmp_path / name)
         found.append(fingerprint_files(tmp_path / name))
     assert found[0] == fingerprint_files(built / "one") != found[1]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_whole_words_of_a_built_corpus_give_the_run_that_their_text_gives(recipe, built_words, tmp_path, workers):
+    """So does the run that is stopped in the middle, and continued from the corpus."""
+    data = recipe["data"] | {"whole_word_masking": True}
+    asked = {"corpus": [str(built_words / "divided.txt")], "vocab": str(built_words / "vocab"), "words": "spaces"}
+    expected = run(Recipe.make(PRETRAIN, recipe | {"data": data | asked}), output=tmp_path / "text")
+    train = recipe["train"] | {"dataloader_num_workers": workers}
+    given = Recipe.make(PRETRAIN, recipe | {"data": data | {"corpus": [str(built_words / "made")]}, "train": train})
+    with pytest.raises(Interrupted):
+        run(given, output=tmp_path / "built", progress=stop_at(4))
+    assert run(given, output=tmp_path / "built") == expected
+    assert_same_bits(read_weights(tmp_path / "built"), read_weights(tmp_path / "text"))
+
+
+def test_whole_words_are_asked_of_text_that_has_them(recipe, built_words, refused):
+    """Text without spaces does not tell them; a corpus that was built without words has none."""
+    whole = {"whole_word_masking": True, "vocab": str(built_words / "vocab")}
+    for change in (
+        whole | {"corpus": [str(built_words / "plain.txt")]},
+        {"whole_word_masking": True, "corpus": [str(built_words / "plain")]},
+        {"words": "spaces", "corpus": [str(built_words / "plain")]},
+    ):
+        with refused():
+            prepare(Recipe.make(PRETRAIN, recipe | {"data": recipe["data"] | change}))
+    asked = whole | {"corpus": [str(built_words / "divided.txt")], "words": "spaces"}
+    prepare(Recipe.make(PRETRAIN, recipe | {"data": recipe["data"] | asked}))
 
 
 @pytest.mark.slow

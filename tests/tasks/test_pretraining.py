@@ -229,6 +229,30 @@ def test_whole_words_are_masked_together(corpus, tokenizer):
     assert together[inside].all()
 
 
+def test_words_of_text_without_spaces_are_masked_together():
+    """Each side of a pair is 中国|的|首都|是|北京: three words of two characters and two of one.
+
+    A pair has 8 + 8 + 3 = 19 tokens; with a probability of 0.1, round(1.9) = 2 are masked. If the first word drawn has
+    two characters (6 of 10), they are both. If it has one (4 of 10), there is room for one more, so a word of two is
+    skipped until another of one comes. Each character draws for itself: both are [MASK] in 0.8 * 0.8 of the cases.
+    """
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    tokenizer = make_tokenizer([*special, *"中国的首都是北京"], cased=False)
+    divided = tokenize_documents([["中国 的 首都 是 北京"]] * 2, tokenizer, "spaces")
+    options = {"masked_lm_prob": 0.1, "whole_word_masking": True, "random_rate": 0.0, "same_rate": 0.2}
+    batch = make_data(divided, tokenizer, [Phase(2000, 19)], **options, short_seq_prob=0.0).__getitems__(range(2000))
+    labels, masked = batch["labels"].numpy(), batch["input_ids"].numpy() == tokenizer.mask_token_id
+    assert batch["input_ids"].max() < len(tokenizer)
+    assert labels.max() < len(tokenizer)
+    words = ["".join(tokenizer.convert_ids_to_tokens(row[row != -100].tolist())) for row in labels]
+    assert set(words) == {"中国", "首都", "北京", "的的", "的是", "是的", "是是"}
+    assert np.mean(np.isin(words, ["中国", "首都", "北京"])) == pytest.approx(0.6, abs=0.04)
+    assert np.mean(masked.sum(axis=1) == 2) == pytest.approx(0.64, abs=0.04)
+    plain = make_data(divided, tokenizer, [Phase(2000, 19)], masked_lm_prob=0.1).__getitems__(range(50))
+    assert plain["input_ids"].max() < len(tokenizer)
+    assert (plain["labels"][:, 1:8] != -100).sum(0).min() > 0  # single characters of words, too
+
+
 def test_baselines_by_hand(tokenizer):
     """Return two documents of two sentences; three of eight tokens are 7."""
     ids = np.array([7, 7, 8, 9, 7, 10, 11, 12], np.uint16)

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 from importlib.metadata import distributions
@@ -61,7 +61,7 @@ from bertkit.data.pretraining.store import (
     write_manifest,
     write_shard,
 )
-from bertkit.data.pretraining.tokenize import TokenizedCorpus, choose_dtype, tokenize_part
+from bertkit.data.pretraining.tokenize import TokenizedCorpus, WordTokenizer, choose_dtype, tokenize_part
 from bertkit.data.tokenizer import TOKENIZER_FILES, CachedTokenizer, get_backend, save_tokenizer
 from bertkit.errors import LONGEST_REASON, UsageError, explain_disk_error, join_lines, pluralize
 from bertkit.system.cluster import join_cluster
@@ -78,6 +78,7 @@ LOSSES = 3  # losses of local workers that end a build
 LOOK = 1.0  # seconds between two looks at the workers and their files
 LOST = ("concurrent.futures.process", "ray.exceptions")  # modules of the errors of a worker that has died
 DEDUPLICATE = ("", "documents", "lines")
+BORDERS = ("", "spaces")  # values of `words`
 
 # Called with the bytes read, the total bytes (0 if unknown) and the number of tokens written.
 BuildProgress = Callable[[int, int, int], None]
@@ -91,6 +92,7 @@ def build(
     split_sentences: bool = True,
     language: str = "en",
     passages: bool = False,
+    words: str = "",
     deduplicate: str = "",
     workers: int = 1,
     report: Report = ignore,
@@ -99,17 +101,22 @@ def build(
     """Build the corpus in `output`, continuing where an earlier build stopped, and return its statistics.
 
     Args:
-        sources, split_sentences, language, passages: As in `bertkit.data.pretraining.sources.read_documents`.
+        sources, split_sentences, language, passages, words: As in
+            `bertkit.data.pretraining.sources.read_documents`.
         deduplicate: "documents" drops documents that occurred before, "lines" also every such sentence; "" drops none.
         workers: Number of processes; 1 is this process, 0 uses Ray.
     """
     if deduplicate not in DEDUPLICATE:
         raise UsageError(f"deduplicate is {deduplicate!r}, expected documents or lines; correct it or leave it out")
+    if words not in BORDERS:
+        raise UsageError(f"words is {words!r}, expected spaces; correct it or leave it out")
     backend = get_backend(tokenizer, "a built corpus").to_str()
     output, pieces = Path(output), cut_sources(sources, PIECE_BYTES)
     reading = {"split_sentences": split_sentences, "language": language}
-    options = reading | {"deduplicate": deduplicate} | ({"passages": True} if passages else {})  # none in old records
+    options, later = reading | {"deduplicate": deduplicate}, {"passages": passages, "words": words}
+    options |= {name: value for name, value in later.items() if value}  # old records have none of these
     asked = describe_build(sources, pieces, backend, options)
+    dtype = choose_dtype(len(tokenizer) * 2 if words else len(tokenizer))
     with hold_directory(output), explain_disk_error(output):
         if (finished := read_finished(output, asked, report)) is not None:
             return finished
@@ -119,10 +126,9 @@ def build(
         shutil.rmtree(output / PLAN_FOLDER, ignore_errors=True)  # plans of an earlier corpus
         folder = output / (PART_FOLDER if deduplicate else SHARDS)
         folder.mkdir(exist_ok=True)
-        reading["passages"] = passages
-        work = BuildWork(folder, backend, choose_dtype(len(tokenizer)), reading, TOKENS_A_SHARD)
+        work = BuildWork(folder, backend, dtype, reading | later, TOKENS_A_SHARD)
         build_pieces(work, pieces, workers, report, progress)
-        return finish(output, folder, pieces, tokenizer, asked, report)
+        return finish(output, work, pieces, tokenizer, asked, report)
 
 
 def describe_build(
@@ -214,7 +220,7 @@ def write_piece(work: BuildWork, number: int, piece: Piece, report: Report, wrot
 
     backend = Tokenizer.from_str(work.backend)
     backend.encode_special_tokens = True  # not stored in the JSON
-    words = CachedTokenizer(backend)
+    words = WordTokenizer(backend) if work.reading.get("words") else CachedTokenizer(backend)
     shards = {part: read_shard(path) for (_, part), path in list_shards(work.folder, number).items()}
     noted: Noted = {}
     read = read_piece(piece, **work.reading, noted=noted, workers=1, report=report)
@@ -386,13 +392,14 @@ def explain_worker() -> Iterator[None]:
 
 def finish(
     output: Path,
-    folder: Path,
+    work: BuildWork,
     pieces: Sequence[Piece],
     tokenizer: "BertTokenizerFast",
     asked: Mapping[str, Any],
     report: Report,
 ) -> dict[str, Any]:
-    """Drop the repeats in `folder` if requested, write the index and the manifest, and return the statistics."""
+    """Drop repeats if requested, write the index and the manifest, and return the statistics."""
+    folder = work.folder
     raw = {key: read_shard(path) for key, path in list_shards(folder).items()}
     read, noted = Counter[str](), {}
     for (number, _), shard in raw.items():
@@ -400,7 +407,7 @@ def finish(
         note_lines(noted, shard.note.get("noted", {}))
     if empty := [piece.source for piece in pieces if not read[piece.source]]:
         raise UsageError(f"{empty[0]} holds no text; name sources with text and another --output")
-    dtype, before = np.dtype(choose_dtype(len(tokenizer))), {}
+    dtype, before = np.dtype(work.dtype), {}
     if asked["deduplicate"]:
         report(f"dropping repeated {asked['deduplicate']}")
         corpus = join_shards(list(raw.values()), write_index(folder, list(raw.values())), dtype)
@@ -408,8 +415,9 @@ def finish(
     shards = [read_shard(path) for path in list_shards(output / SHARDS).values()]
     index = write_index(output, shards)
     report("measuring")
+    corpus = replace(join_shards(shards, index, dtype), word_offset=len(tokenizer) if asked.get("words") else 0)
     statistics = {
-        **measure(join_shards(shards, index, dtype), tokenizer.unk_token_id),
+        **measure(corpus, tokenizer.unk_token_id),
         **before,
         "characters": sum(shard.note["characters"] for shard in raw.values()),
         "vocab_size": len(tokenizer),

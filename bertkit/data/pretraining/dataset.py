@@ -89,8 +89,10 @@ class PretrainingData:
         }
         self.mask_id = tokenizer.mask_token_id
         self.vocab_size = len(tokenizer)
-        self.continues = None  # (V,) bool, True for ## pieces
-        if options["whole_word_masking"]:
+        self.continues = None  # (V,) bool, True for ## pieces; (2V,), True from V on, if the text's words are known
+        if options["whole_word_masking"] and corpus.word_offset:
+            self.continues = np.arange(2 * corpus.word_offset) >= corpus.word_offset
+        elif options["whole_word_masking"]:
             tokens = tokenizer.convert_ids_to_tokens(range(self.vocab_size))
             self.continues = np.array([token.startswith("##") for token in tokens])
         self.copy_ends: dict[int, list[int]] = {}  # max_length -> cumulative pairs of the copies used so far
@@ -179,7 +181,8 @@ class PretrainingData:
             index[rows] = permute(draw_key(self.seed, number, epoch), offsets[rows], len(chunks))
             pairs[rows] = pairing.draw_pairs(chunks[index[rows]])
         batch = assemble_pairs(self.corpus.ids, pairs, **self.special)
-        lengths = batch.pop("lengths")
+        lengths, ids = batch.pop("lengths"), batch["input_ids"]
+        batch["input_ids"] = self.corpus.strip_words(ids)
         if options["objective"] == "clm":
             batch["labels"] = np.where(batch["attention_mask"] == 1, batch["input_ids"], IGNORED)
             batch["labels"][:, 0] = IGNORED  # nothing predicts [CLS]
@@ -197,7 +200,7 @@ class PretrainingData:
                 mask_rate=options["mask_rate"],
                 random_rate=options["random_rate"],
                 same_rate=options["same_rate"],
-                whole_words=self.continues,
+                continues=None if self.continues is None else self.continues[ids],
             )
         if options["objective"] == "mlm+nsp":
             batch["next_sentence_label"] = pairs[:, 4]

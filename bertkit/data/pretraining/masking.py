@@ -33,7 +33,7 @@ def mask_tokens(
     mask_rate: float = 0.8,
     random_rate: float = 0.1,
     same_rate: float = 0.1,
-    whole_words: np.ndarray | None = None,
+    continues: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Mask a batch and return the model's input ids and the labels, both (B, T) int64.
 
@@ -53,9 +53,10 @@ def mask_tokens(
         epoch: One number, or (B,) for a batch in which one epoch ends and the next begins.
         index: (B,) the sample numbers.
         special_ids: [CLS] and [SEP], which are never chosen.
-        whole_words: (V,) bool, true for the `##` pieces. If given, whole words are chosen: a token and the pieces after
-            it. As in the reference code, a piece belongs to the candidate before it even across a [SEP], a word that
-            would exceed the count is skipped, so that fewer may be chosen, and every piece draws its own replacement.
+        continues: (B, T) bool, true for the pieces that continue a word. If given, whole words are chosen: a token and
+            the pieces after it. As in the reference code, a piece belongs to the candidate before it even across a
+            [SEP], a word that would exceed the count is skipped, so that fewer may be chosen, and every piece draws its
+            own replacement.
     """
     input_ids = np.asarray(input_ids, np.int64)
     lengths = np.asarray(lengths)
@@ -69,10 +70,10 @@ def mask_tokens(
     order = draw_bits(keys[:, None], positions + ORDER * MASK_STREAM)  # (B, T)
     # The position in the lowest bits makes the numbers of a row distinct, so that sorting gives the exact count.
     order = (order >> POSITION_BITS << POSITION_BITS) | positions.astype(np.uint64)
-    if whole_words is None:
+    if continues is None:
         chosen = choose_pieces(order, candidates, counts)  # (B, T)
     else:
-        chosen = choose_words(order, candidates, counts, whole_words[input_ids])  # (B, T)
+        chosen = choose_words(order, candidates, counts, continues)  # (B, T)
 
     rows, columns = np.nonzero(chosen)
     originals = input_ids[rows, columns]

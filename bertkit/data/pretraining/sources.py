@@ -100,6 +100,7 @@ def read_documents(
     split_sentences: bool = True,
     language: str = "en",
     passages: bool = False,
+    words: str = "",
     limit_characters: int | None = None,
     report: Report = ignore,
 ) -> Iterator[Document]:
@@ -117,11 +118,12 @@ def read_documents(
     Args:
         language: Language code for `sentencex`.
         passages: Whether to keep only the lines that `keep_passages` keeps.
+        words: "spaces" if spaces are borders of words and nothing else: sentences are found without them.
         limit_characters: Stop each source after the document that reaches this number of characters. For `docs`, whose
             files are sorted by a hash, this is a fair mixture of the packages.
     """
     cut = [(source, cut_sources([source], PIECE_BYTES)) for source in sources]
-    how = {"split_sentences": split_sentences, "language": language, "passages": passages}
+    how = {"split_sentences": split_sentences, "language": language, "passages": passages, "words": words}
     read = partial(read_piece, **how, report=report)
     unit = "sentence" if split_sentences else "line"
 
@@ -163,6 +165,7 @@ def read_piece(
     split_sentences: bool = True,
     language: str = "en",
     passages: bool = False,
+    words: str = "",
     noted: Noted | None = None,
     workers: int | None = None,
     report: Report = ignore,
@@ -178,7 +181,12 @@ def read_piece(
     documents = read_docs(workers) if piece.kind == "docs" else _gather(piece, passages, noted, report)
     with closing(documents):
         for paragraphs in documents:
-            yield split_paragraphs(paragraphs, language) if split_sentences else paragraphs
+            if not split_sentences:
+                yield paragraphs
+            elif words:
+                yield split_divided(paragraphs, language)
+            else:
+                yield split_paragraphs(paragraphs, language)
 
 
 def _gather(piece: Piece, passages: bool, noted: Noted, report: Report) -> Iterator[Paragraphs]:
@@ -289,6 +297,16 @@ def split_paragraphs(paragraphs: Paragraphs, language: str = "en") -> Document:
             else:
                 pieces.append(piece)
         sentences += map(str.strip, pieces)
+    return sentences
+
+
+def split_divided(paragraphs: Paragraphs, language: str) -> Document:
+    """Split paragraphs into the sentences that they have without spaces, and keep the spaces, as borders of words."""
+    sentences: Document = []
+    for paragraph in paragraphs:
+        characters = iter(re.findall(r"\s*\S", paragraph))  # each with the spaces before it
+        for sentence in split_paragraphs(["".join(paragraph.split())], language):
+            sentences.append("".join(islice(characters, len(sentence))).strip())
     return sentences
 
 

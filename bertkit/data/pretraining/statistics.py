@@ -42,7 +42,7 @@ def measure(corpus: TokenizedCorpus, unknown_id: int) -> dict[str, Any]:
     check_documents(corpus.document_count, has_pairs=False)
     ids = corpus.ids
     blocks = (ids[start : start + TOKENS_A_HASH] for start in range(0, len(ids), TOKENS_A_HASH))
-    unknown = sum(int(np.count_nonzero(block == unknown_id)) for block in blocks)
+    unknown = sum(int(np.count_nonzero(corpus.strip_words(block) == unknown_id)) for block in blocks)
     return {
         "documents": corpus.document_count,
         "sentences": len(corpus.sentence_ends),

@@ -196,7 +196,9 @@ def open_corpus(directory: str | Path, report: Callable[[str], None] = ignore, v
             raise UsageError(f"{directory / name} is {trouble}; {BUILD_REMEDY}")
     shards = [read_shard(directory / name) for name in files if name.startswith(f"{SHARDS}/")]
     index = next(directory / name for name in files if name.startswith(CORPUS_INDEX))
-    return replace(join_shards(shards, index, np.dtype(manifest["dtype"])), directory=directory)
+    word_offset = manifest["statistics"]["vocab_size"] if manifest.get("build", {}).get("words") else 0
+    corpus = join_shards(shards, index, np.dtype(manifest["dtype"]))
+    return replace(corpus, directory=directory, word_offset=word_offset)
 
 
 def fingerprint_files(directory: Path) -> str:

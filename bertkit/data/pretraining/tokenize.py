@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bertkit.data.pretraining.sources import Document
-from bertkit.data.tokenizer import CachedTokenizer, get_cached_tokenizer
+from bertkit.data.tokenizer import CachedTokenizer, get_backend, get_cached_tokenizer
 from bertkit.errors import UsageError, pluralize
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class TokenizedCorpus:
     document_ends: np.ndarray
     document_starts: np.ndarray = None  # type: ignore[assignment]
     directory: Path | None = None  # where `ids` and `sentence_ends` are mapped from; None if they are in memory
+    word_offset: int = 0  # added to the ids of tokens that continue a word (`WordTokenizer`); 0: words are not known
 
     def __post_init__(self) -> None:
         """Let each document begin where the one before it ends, if no starts are given."""
@@ -58,6 +59,10 @@ class TokenizedCorpus:
         """Return the documents for which `chosen` (D,) is true; the tokens of the others stay in `ids`, unused."""
         return replace(self, document_starts=self.document_starts[chosen], document_ends=self.document_ends[chosen])
 
+    def strip_words(self, ids: np.ndarray) -> np.ndarray:
+        """Return ids of the vocabulary for those of this corpus, which also tell the words of the text."""
+        return ids % self.word_offset if self.word_offset else ids
+
     def count_tokens(self, vocab_size: int) -> np.ndarray:
         """Return (V,) int64, how often each token occurs in the documents."""
         counts = np.zeros(vocab_size, np.int64)
@@ -68,7 +73,7 @@ class TokenizedCorpus:
         for start, end in zip(starts[first].tolist(), ends[last].tolist(), strict=True):
             for begin in range(start, end, TOKENS_A_BLOCK):
                 block = self.ids[begin : min(begin + TOKENS_A_BLOCK, end)]
-                counts += np.bincount(block, minlength=vocab_size)
+                counts += np.bincount(self.strip_words(block), minlength=vocab_size)
         return counts
 
 
@@ -82,18 +87,50 @@ def choose_dtype(vocab_size: int) -> type[np.unsignedinteger]:
     return np.uint16 if vocab_size <= 1 << 16 else np.uint32
 
 
-def tokenize_documents(documents: Iterable[Document], tokenizer: "BertTokenizerFast") -> TokenizedCorpus:
+class WordTokenizer:
+    """A tokenizer of texts whose spaces are borders of words and nothing else, as in segmented Chinese.
+
+    A text is tokenized without its spaces. A token belongs to the word in which it begins.
+    """
+
+    def __init__(self, backend: Any) -> None:
+        self.backend = backend
+        self.offset = backend.get_vocab_size()
+
+    def encode(self, texts: list[str], dtype: type[np.unsignedinteger]) -> tuple[np.ndarray, np.ndarray]:
+        """Return what `CachedTokenizer.encode` returns; the ids of tokens that continue a word are larger by V."""
+        words = [text.split() for text in texts]
+        encodings = self.backend.encode_batch(["".join(text) for text in words], add_special_tokens=False)
+        ids = [np.empty(0, dtype)]
+        for text, encoding in zip(words, encodings, strict=True):
+            owners = np.repeat(np.arange(len(text)), np.array([len(word) for word in text], int))  # word of a character
+            begins = owners[np.array([start for start, _ in encoding.offsets], int)]  # (N,) word of a token
+            continues = np.diff(begins, prepend=-1) == 0
+            ids.append((np.array(encoding.ids, int) + self.offset * continues).astype(dtype))
+        return np.concatenate(ids), np.array([len(encoding) for encoding in encodings], np.int64)
+
+
+def tokenize_documents(
+    documents: Iterable[Document], tokenizer: "BertTokenizerFast", words: str = ""
+) -> TokenizedCorpus:
     """Tokenize documents; sentences without tokens and documents without sentences are left out.
 
     A special token written out in the text, such as `[MASK]` in the documentation of tokenizers, is tokenized as
     ordinary text, as in the reference code; transformers would treat it as a mask.
+
+    Args:
+        words: "spaces" if spaces are borders of words and nothing else.
     """
-    return tokenize_part(documents, get_cached_tokenizer(tokenizer), choose_dtype(len(tokenizer)))[0]
+    if not words:
+        return tokenize_part(documents, get_cached_tokenizer(tokenizer), choose_dtype(len(tokenizer)))[0]
+    encoder = WordTokenizer(get_backend(tokenizer, "data.words"))
+    corpus, _ = tokenize_part(documents, encoder, choose_dtype(2 * encoder.offset))
+    return replace(corpus, word_offset=encoder.offset)
 
 
 def tokenize_part(
     documents: Iterable[Document],
-    words: CachedTokenizer,
+    words: CachedTokenizer | WordTokenizer,
     dtype: type[np.unsignedinteger],
     most_tokens: float = float("inf"),
 ) -> tuple[TokenizedCorpus, int]:

@@ -24,7 +24,7 @@ from bertkit.data.pretraining.store import (
 from bertkit.data.pretraining.tokenize import tokenize_documents
 from bertkit.data.tokenizer import get_backend, load_tokenizer, make_tokenizer, train_tokenizer
 from bertkit.errors import UsageError
-from tests.corpora import drop_repeats, list_documents, list_finished, read_files, write_text
+from tests.corpora import drop_repeats, list_documents, list_finished, read_files, write_divided, write_text
 
 
 @pytest.fixture
@@ -121,6 +121,41 @@ def test_a_corpus_of_text_alone_records_what_it_lacks(text, tokenizer, tmp_path,
         assert read_files(tmp_path / "made") == whole
     with refused():
         build([str(text)], tokenizer, tmp_path / "made", deduplicate=unit)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("unit", ["", "lines"])
+def test_a_corpus_of_divided_words_has_the_tokens_of_its_text(tmp_path, unit, refused):
+    """A build that continues gives the same bytes, two workers the same tokens; no file mentions an unused option."""
+    text = write_divided(tmp_path / "divided.txt")
+    plain = str(text.with_name("plain.txt"))
+    known = Path(plain).read_text(encoding="utf-8").replace("堂", "")  # which continues words, and becomes [UNK]
+    tokenizer = train_tokenizer(known.splitlines(), size=100)
+    divided = tokenize_documents(read_documents([str(text)], words="spaces"), tokenizer, "spaces")
+    build([plain], tokenizer, tmp_path / "plain")
+    assert not any(b'"words"' in read_files(tmp_path / "plain")[name] for name in (RECORD, MANIFEST))
+    how = {"words": "spaces", "deduplicate": unit}
+    statistics = build([str(text)], tokenizer, tmp_path / "made", **how)
+    made = open_corpus(tmp_path / "made")
+    expected = list_documents(divided)
+    assert list_documents(made) == (drop_repeats(expected, unit) if unit else expected)
+    assert made.word_offset == len(tokenizer)
+    assert (made.ids[:] >= made.word_offset).any()
+    if not unit:
+        whole = open_corpus(tmp_path / "plain")
+        assert made.strip_words(made.ids[:]).tolist() == whole.ids[:].tolist()
+        assert made.sentence_ends.tolist() == whole.sentence_ends.tolist()
+        assert statistics["unknown_rate"] == read_manifest(tmp_path / "plain")["statistics"]["unknown_rate"] > 0
+    files = read_files(tmp_path / "made")
+    assert build([str(text)], tokenizer, tmp_path / "two", **how, workers=2) == statistics
+    assert list_documents(open_corpus(tmp_path / "two")) == list_documents(made)
+    (tmp_path / "made" / MANIFEST).unlink()
+    max(list_shards(tmp_path / "made" / SHARDS).values()).unlink()
+    assert build([str(text)], tokenizer, tmp_path / "made", **how) == statistics
+    assert read_files(tmp_path / "made") == files
+    for words in ("", "commas"):
+        with refused():
+            build([str(text)], tokenizer, tmp_path / "made", deduplicate=unit, words=words)
 
 
 @pytest.mark.usefixtures("small")

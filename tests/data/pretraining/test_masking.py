@@ -94,15 +94,17 @@ def test_rates_of_table_8(mask_rate, same_rate, random_rate):
 )
 def test_batches_and_padding_change_nothing(lengths, padding, whole, random):
     ids, index, epochs = batch_of(lengths), np.arange(len(lengths)) + 10**10, np.arange(len(lengths)) // 2
-    options = {"seed": 5, "whole_words": PIECES if whole else None}
-    masked, labels = mask(ids, lengths, index=index, epoch=epochs, **options)
+    continues = PIECES[ids]
+    masked, labels = mask(ids, lengths, index=index, epoch=epochs, seed=5, continues=continues if whole else None)
     rows = random.sample(range(len(lengths)), random.randint(1, len(lengths)))  # some of the rows, in another order
+    more = np.pad(ids[rows], ((0, 0), (0, padding)), constant_values=PAD)
     part, part_labels = mask(
-        np.pad(ids[rows], ((0, 0), (0, padding)), constant_values=PAD),
+        more,
         np.array(lengths)[rows],
         index=index[rows],
         epoch=epochs[rows],
-        **options,
+        seed=5,
+        continues=PIECES[more] if whole else None,
     )
     width = ids.shape[1]
     np.testing.assert_array_equal(part[:, :width], masked[rows])
@@ -150,7 +152,7 @@ def reference_words(ids: list[int], epoch: int, index: int, probability: float) 
 @given(st.lists(st.integers(3, 100), min_size=1, max_size=6), st.integers(0, 5), st.floats(0.01, 1))
 def test_whole_words_follow_the_reference_code(lengths, epoch, probability):
     ids = batch_of(lengths, seed=epoch)
-    _, labels = mask(ids, lengths, epoch=epoch, probability=probability, whole_words=PIECES)
+    _, labels = mask(ids, lengths, epoch=epoch, probability=probability, continues=PIECES[ids])
     for row, length in enumerate(lengths):
         expected = reference_words(ids[row, :length].tolist(), epoch, row, probability)
         assert np.flatnonzero(labels[row] != -100).tolist() == expected
@@ -159,7 +161,7 @@ def test_whole_words_follow_the_reference_code(lengths, epoch, probability):
 def test_each_piece_of_a_chosen_word_is_replaced_by_its_own_draw():
     lengths = np.full(500, 64)
     ids = batch_of(lengths)
-    masked, labels = mask(ids, lengths, whole_words=PIECES)
+    masked, labels = mask(ids, lengths, continues=PIECES[ids])
     chosen, kept = labels != -100, masked == ids
     continued = chosen[:, 1:] & chosen[:, :-1] & PIECES[ids[:, 1:]]
     assert (kept[:, 1:] != kept[:, :-1])[continued].any()
@@ -171,7 +173,7 @@ def test_a_piece_after_a_separator_belongs_to_the_word_before_it():
     [CLS] ##700 [SEP] [SEP]: a piece without a candidate before it starts a word.
     """
     ids = np.array([[CLS, 5, SEP, 700, SEP], [CLS, 700, SEP, SEP, PAD]])
-    _, labels = mask(ids, [5, 4], whole_words=PIECES)
+    _, labels = mask(ids, [5, 4], continues=PIECES[ids])
     assert labels.tolist() == [[-100] * 5, [-100, 700, -100, -100, -100]]
 
 

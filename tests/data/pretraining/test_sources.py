@@ -23,6 +23,7 @@ from bertkit.data.pretraining.sources import (
     keep_passages,
     read_documents,
     read_piece,
+    split_divided,
     split_paragraphs,
 )
 from bertkit.errors import UsageError
@@ -453,6 +454,16 @@ def test_splitting_loses_only_blanks(paragraphs):
     sentences = split_paragraphs(paragraphs)
     assert "".join("".join(sentences).split()) == "".join("".join(paragraphs).split())
     assert all(sentence and sentence == sentence.strip() for sentence in sentences)
+
+
+@given(st.lists(st.text("他说Dr.Ab9。！？”“, ．\u3000", min_size=1).map(str.strip).filter(bool)))
+@example(["他 说 ： “ 好 。 ” 我 走 了 。 Dr . A 来 了 ！", "３ ．１４ 是 数"])
+def test_divided_words_have_the_sentences_of_the_same_text_without_spaces(paragraphs):
+    divided = split_divided(paragraphs, "zh")
+    assert ["".join(sentence.split()) for sentence in divided] == split_paragraphs(
+        ["".join(paragraph.split()) for paragraph in paragraphs], "zh"
+    )
+    assert all(sentence in " ".join(paragraphs) for sentence in divided)
 
 
 def test_a_long_paragraph_is_split_in_linear_time():

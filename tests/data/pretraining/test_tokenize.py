@@ -27,6 +27,40 @@ def test_token_arrays_of_the_papers_example():
     assert tokenized.sentence_ends.dtype == tokenized.document_ends.dtype == tokenized.document_starts.dtype == np.int64
 
 
+def test_spaces_are_borders_of_words_and_nothing_else():
+    """The text is read as 中国的首都是ab12, in which the tokenizer finds 中 国 的 首 都 是 ab ##1 ##2.
+
+    国 and 都 continue their words, ##2 the word 12; ##1 begins it. Their ids are larger by the size of the vocabulary.
+    A token belongs to the word in which it begins: of a|b1, read as ab1, ab begins in a and ##1 in b1.
+    """
+    vocabulary = [*SPECIAL_TOKENS, *"中国的首都是", "ab", "##1", "##2"]
+    tokenizer = make_tokenizer(vocabulary, cased=False)
+    size = len(vocabulary)
+    tokenized = tokenize_documents([["中国 的 首都\u3000是  ab 12 ", "a b1"], [" "]], tokenizer, "spaces")
+    plain = tokenize_documents([["中国的首都是ab12", "ab1"]], tokenizer)
+    marks = [0, 1, 0, 0, 1, 0, 0, 0, 1, 0, 0]
+    assert tokenized.ids.tolist() == (plain.ids + size * np.array(marks)).tolist()
+    assert tokenized.word_offset == size
+    assert tokenized.strip_words(tokenized.ids).tolist() == plain.ids.tolist()
+    assert tokenized.sentence_ends.tolist() == plain.sentence_ends.tolist() == [9, 11]
+    assert tokenized.count_tokens(size).tolist() == plain.count_tokens(size).tolist()
+
+
+characters_of_words = st.text(st.sampled_from("aB9é中文ß\u0301\u200b.-"), max_size=4)
+
+
+@given(st.lists(st.lists(characters_of_words, max_size=8), max_size=6))
+def test_divided_texts_have_the_tokens_of_the_same_texts_without_spaces(sentences):
+    pieces = [*dict.fromkeys("ab9se中文.-"), "##a", "##b", "##9", "##s", "##e", "ab"]
+    tokenizer = make_tokenizer([*SPECIAL_TOKENS, *pieces], cased=False)
+    divided = tokenize_documents([list(map(" ".join, sentences))], tokenizer, "spaces")
+    plain = tokenize_documents([list(map("".join, sentences))], tokenizer)
+    assert divided.strip_words(divided.ids).tolist() == plain.ids.tolist()
+    assert divided.sentence_ends.tolist() == plain.sentence_ends.tolist()
+    starts = start_of(divided.sentence_ends, np.arange(len(divided.sentence_ends)))
+    assert (divided.ids[starts] < divided.word_offset).all()
+
+
 words = st.sampled_from(["my", "dog", "hairy", "unknown", ".", "[MASK]", "", "\u200b"])
 texts = st.lists(st.lists(st.lists(words, max_size=6).map(" ".join), max_size=5), max_size=6)
 
