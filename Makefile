@@ -40,7 +40,7 @@ demo: $(INSTALLED) ## 12 min: a classifier of texts after 2, then a pretraining,
 	$(BIN)/bertkit predict runs/demo-squad $(ASKED) $(CONTEXT) $(OTHER) $(CONTEXT)
 	$(BIN)/bertkit report runs/demo-classify runs/demo runs/demo-squad --output runs/demo.html
 
-recording: $(INSTALLED) ## 1 min: record a training and a prediction in a terminal, as a picture
+recording: $(INSTALLED) ## 2 min: record a training and a prediction in a terminal, as a picture
 	test -d runs/demo-data/topics || $(BIN)/bertkit sample runs/demo-data
 	$(BIN)/python -m tests.tools.recording recipes/recording.svg runs/demo-data $(MINILM)
 
