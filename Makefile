@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/installed
 CLIENTS := .venv-clients
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo docs check format test browser test-browser test-all peer clients bench bench-scale gpu coverage clean
+.PHONY: help install demo recording docs check format test browser test-browser test-all peer clients bench bench-scale gpu coverage clean
 
 help: ## 1 s: list these targets, with their time on two cores
 	@sed -n 's/^\([a-z-]*\):.*## \([^:]*\): \(.*\)/  make \1\t\2\t\3/p' $(MAKEFILE_LIST) | expand -t 21,30
@@ -39,6 +39,10 @@ demo: $(INSTALLED) ## 12 min: a classifier of texts after 2, then a pretraining,
 	$(BIN)/bertkit squad --version 2 --recipe recipes/demo/squad.toml --data runs/demo-data/squad --output runs/demo-squad
 	$(BIN)/bertkit predict runs/demo-squad $(ASKED) $(CONTEXT) $(OTHER) $(CONTEXT)
 	$(BIN)/bertkit report runs/demo-classify runs/demo runs/demo-squad --output runs/demo.html
+
+recording: $(INSTALLED) ## 2 min: record a training and a prediction in a terminal, as a picture
+	test -d runs/demo-data/topics || $(BIN)/bertkit sample runs/demo-data
+	$(BIN)/python -m tests.tools.recording recipes/recording.svg runs/demo-data $(MINILM)
 
 docs: $(INSTALLED) ## 1 min: write the tables of the pages that repeat the code, and the golden file of refusals
 	$(BIN)/python -m tests.tools.docs

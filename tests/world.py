@@ -400,7 +400,7 @@ def make_ablation():
 
 # --- Pages ------------------------------------------------------------------------------------------------------------
 
-VOID = ("meta", "link", "br", "img")
+VOID = ("meta", "link", "br", "img", "wbr")
 
 
 class Reader(HTMLParser):

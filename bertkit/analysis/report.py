@@ -9,6 +9,7 @@ Left out: every number that no run has written. Shape letters: S rows, L labels.
 
 import json
 import math
+import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -66,7 +67,7 @@ from bertkit.tasks import TASKS
 from bertkit.tasks.kinds import get_kind
 from bertkit.tasks.task import list_advice
 from bertkit.training.model_card import describe_machine
-from bertkit.training.predictions import TABLE_SUFFIX, read_table, show_mistakes
+from bertkit.training.predictions import EMPTY_ANSWER, TABLE_SUFFIX, read_table, show_mistakes
 from bertkit.training.recipe import read_recipe
 from bertkit.training.run_dir import (
     DOCTOR_FILE,
@@ -86,7 +87,8 @@ CURVES_SHOWN = 2  # of the loss and of the score; the others are folded
 MOST_SETTINGS = 3  # columns of settings that differ between runs
 POINTS = 600  # per curve at most, about as many as a screen shows
 MOST_EXPLAINED = 10  # inputs whose explanations are shown
-MISTAKES_LISTED = 10
+MISTAKES_LISTED, MISTAKE_WIDTH = 10, 240  # rows, and characters of a text in one
+MOST_MARKED = 0.5  # the share of a text's words; if more of them differ from the other text, marks say nothing
 LEAST_ANSWERED, MOST_POINTS = 20, 200  # texts in the first point of a curve, and its points
 MOST_CONFUSED = 20  # labels of a confusion matrix
 MOST_WITH_SHARES = 6  # labels of one whose cells have shares as numbers too
@@ -224,9 +226,7 @@ def describe_run(source: Source, others: Mapping[Path, Sequence[Mapping[str, Any
     figures = [one for split, table in predicted.items() for one in draw_figures(table, split)]
     mistakes, slices = [], None
     for split, table in list(predicted.items())[:1]:  # dev
-        if lines := show_mistakes(table, MISTAKES_LISTED):
-            heads = ["row", *read_facts(table)["texts"], "predicted", "true"]
-            mistakes.append(make_table(f"Mistakes, {split}, worst first", heads, lines, "text"))
+        mistakes += tabulate_mistakes(table, split)
         if task and "table" in read_facts(table):  # one that another program wrote lacks lengths
             slices = tabulate_slices(table, find_row(task.table, task.metric), split)
     thinned, checked = thin(log), read_object(path / DOCTOR_FILE)
@@ -423,6 +423,51 @@ def draw_figures(rows: pa.Table, split: str) -> list[Plot | Table]:
     return [*found, plot_selective(rows, answers == labels, stated, split)]
 
 
+def tabulate_mistakes(rows: pa.Table, split: str) -> list[Table]:
+    """Return the table of the worst mistakes, or none, with marks on the words that differ.
+
+    They are those of two answers that have words, names or several labels, and of two texts that are much alike.
+    """
+    are_questions, separator = "f1" in rows.column_names, ""
+    if are_questions:
+        separator = r"\W+"
+    elif "strict_found" in rows.column_names:
+        separator = ", "
+    elif get_kind(rows).has_several:
+        separator = r" \| "
+    lines = []
+    for row, *texts, answer, right in show_mistakes(rows, MISTAKES_LISTED):
+        part = answer if right == EMPTY_ANSWER else right.partition(" | ")[0]
+        shown = [take_excerpt(text, part if are_questions else "") for text in texts]
+        if len(texts) == 2 and not are_questions:
+            shown = [mark_words(*pair, r"\W+", MOST_MARKED) for pair in zip(shown, reversed(texts), strict=True)]
+        answers = [answer, right]
+        if separator and EMPTY_ANSWER not in answers:
+            answers = [mark_words(answer, right, separator), mark_words(right, answer, separator)]
+        lines.append([row, *answers, *shown])
+    heads = ["row", "predicted", "true", *read_facts(rows)["texts"]]
+    return [make_table(f"Mistakes, {split}, worst first", heads, lines, "text")] if lines else []
+
+
+def take_excerpt(text: str, part: str = "") -> str:
+    """Return about MISTAKE_WIDTH characters of a text, around a part if it has that."""
+    start = max(0, text.find(part) - MISTAKE_WIDTH // 2)
+    shown = text[start : start + MISTAKE_WIDTH]
+    if start + MISTAKE_WIDTH < len(text):
+        shown = f"{shown.rpartition(' ')[0] or shown}…"  # some languages have no spaces
+    return f"…{shown}" if start else shown
+
+
+def mark_words(text: str, other: str, separator: str, most: float = 1.0) -> TableCell:
+    """Return a text in which the words that another text lacks are marked, unless their share is more than `most`."""
+    known = {"", *re.split(separator, other.casefold())}
+    words = re.split(f"({separator})", text)  # words and separators in turn
+    parts = [(word, number % 2 == 0 and word.casefold() not in known) for number, word in enumerate(words)]
+    marked = sum(is_marked for _, is_marked in parts)
+    is_shown = 0 < marked <= most * len(words[::2])
+    return TableCell(((text, ""),), parts=tuple(parts) if is_shown else ())
+
+
 def plot_selective(rows: pa.Table, right: np.ndarray, probabilities: np.ndarray, split: str) -> Plot:
     """Return the accuracy of the texts with the highest probabilities, over their share of all texts.
 
@@ -481,7 +526,8 @@ def tabulate_confusion(answers: np.ndarray, labels: np.ndarray, names: Sequence[
         counted = zip(row, words, strict=True)
         cells = [TableCell(((f"{number:,}", share),), share=number / total) for number, share in counted]
         lines.append([label, *cells])
-    return make_table(f"Confusion matrix, {split}", ["true ↓  predicted →", *shown], lines, "matrix")
+    caption = f"Confusion matrix, {split}; shades: percent of the true class"
+    return make_table(caption, ["true ↓  predicted →", *shown], lines, "matrix")
 
 
 def plot_reliability(probabilities: np.ndarray, labels: np.ndarray, split: str) -> Plot:
@@ -517,6 +563,7 @@ def describe_study(source: Source, study: StudyResults, links: Mapping[Path, str
         return links.get((path / directory).resolve(), "")
 
     pretrainings = [tables.tabulate_pretrainings(study, find_link)] if study.pretrainings else []
+    grids = plots.tabulate_grids(study, find_link)
     return {
         "kind": "study",
         "id": source.id,
@@ -529,7 +576,8 @@ def describe_study(source: Source, study: StudyResults, links: Mapping[Path, str
         "columns": tables.list_columns(study),
         "data": list_tables(checked) if checked else [],
         "predicted": draw_all([*plot_checked(checked), *plots.list_curves(study)]),
-        "tables": [*pretrainings, *plots.tabulate_grids(study, find_link)],
+        "tables": [*pretrainings, *grids],
+        "shades": f"{plots.SHADES.capitalize()}." if grids else "",
         "details": [*tables.tabulate_cells(study), tabulate_runs(study, find_link)],
         "failures": list(tables.list_failures(study).items()),
         "file": STUDY_FILE,

@@ -244,12 +244,14 @@ class Screen(AbstractContextManager):
 
     def show_predictions(self, task: Any, predicted: Any, count: int) -> None:
         """Print the worst mistakes of the first evaluated split, from its prediction table, if there is one."""
+        from bertkit.tasks.task import shorten_text
         from bertkit.training.predictions import show_mistakes
 
         split = next(iter(task.splits), "")
         if predicted is not None and (mistakes := show_mistakes(predicted, count)):
             self.say(f"The worst mistakes on {split} (the right answer in parentheses):")
-            for row, *texts, predicted, right in mistakes:
+            for row, *words in mistakes:
+                *texts, predicted, right = map(shorten_text, words)
                 self.say(f"  row {row}: {'  |  '.join(texts)}  →  {predicted}  ({right})")
 
     def show_reproduction(self, found: Any, run: Path, again: Path) -> None:

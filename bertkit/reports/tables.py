@@ -76,6 +76,8 @@ class TableCell:
     share: float | None = None  # the cell's shade, from 0 (light) to 1 (dark); None without one
     # "chosen" cells stand out from the others, "published" cells hold published values
     kind: Literal["", "chosen", "published"] = ""
+    # The text in parts, each with whether it is marked; empty if none is
+    parts: tuple[tuple[str, bool], ...] = ()
 
 
 @dataclass(frozen=True)

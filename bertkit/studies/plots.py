@@ -1,7 +1,9 @@
 """Plots of a study: a heat map of its cells, and scores over the updates of a pretraining."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 
 from bertkit.reports.plots import Plot, Series, save_matrices, save_plots
 from bertkit.reports.tables import Table, TableCell, make_table
@@ -15,6 +17,8 @@ from bertkit.studies.tables import (
     take_score_row,
 )
 from bertkit.training.study_results import StudyCell, StudyResults
+
+SHADES = "shades: from the best mean to the worst, or to 3 median deviations below the median if that is better"
 
 # --- Studies in a picture ---------------------------------------------------------------------------------------------
 
@@ -31,7 +35,7 @@ def plot_heatmap(study: StudyResults, path: Path) -> None:
         grids = tabulate_grids(study)
         is_poor = any(cell.at_or_below_majority for cell in study.cells)
         poor = f";{MARK} a run is no better than always giving the same answer" if is_poor else ""
-        caption = f"{spread}, on {name_splits(study)}{outline if grids else ''}{poor}"
+        caption = f"{spread}, on {name_splits(study)}{outline if grids else ''}; {SHADES}{poor}"
         save_matrices(grids or [tabulate_overview(study)], caption, path)
 
 
@@ -93,15 +97,19 @@ def make_square(
 def grade_cells(study: StudyResults, cells: Sequence[StudyCell]) -> dict[str, float]:
     """Return the grade of each cell of one column by directory, from 0 (worst mean) to 1 (best mean).
 
+    Means far below the median are graded 0 as well, so that a run that failed to learn does not make the others alike.
     Cells without a mean are left out.
     """
-    means = {cell.directory: cell.mean for cell in cells if cell.mean is not None}
+    sign = -1 if study.columns[cells[0].column].lower_is_better else 1
+    means = {cell.directory: sign * cell.mean for cell in cells if cell.mean is not None}
     if not means:
         return {}
-    least, most = min(means.values()), max(means.values())
-    grades = {name: (mean - least) / (most - least) if most > least else 0.5 for name, mean in means.items()}
-    is_turned = study.columns[cells[0].column].lower_is_better
-    return {name: 1 - grade for name, grade in grades.items()} if is_turned else grades
+    middle, most = median(means.values()), max(means.values())
+    spread = median(abs(mean - middle) for mean in means.values()) or math.inf
+    least = max(min(means.values()), middle - 3 * spread)
+    if least == most:
+        return dict.fromkeys(means, 0.5)
+    return {name: max(0.0, (mean - least) / (most - least)) for name, mean in means.items()}
 
 
 # --- Scores over the updates of a pretraining (Figure 5) --------------------------------------------------------------

@@ -40,11 +40,12 @@ from bertkit.metrics.table import (
 from bertkit.reports.tables import show_number
 from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.kinds import LABEL_KINDS, get_kind
-from bertkit.tasks.task import Task, shorten_text
+from bertkit.tasks.task import Task
 from bertkit.training.run_dir import PREDICTIONS
 
 TABLE_FORMAT = 1
 TABLE_SUFFIX = ".parquet"  # among the predictions of a run, after a split's name
+EMPTY_ANSWER = "nothing"  # an empty answer in words
 MISTAKES = ".mistakes.csv"  # the wrong rows, after a split's name
 OWN_COLUMNS = ("key", "row", "record", "group", "tokens", "unknown_tokens")
 KEY, ROW_NUMBER, RECORD_NUMBER, GROUP, TOKEN_COUNT, UNKNOWN_COUNT = OWN_COLUMNS
@@ -245,13 +246,13 @@ def read_first_table(task: Task, output: Path) -> pa.Table | None:
 
 
 def show_mistakes(rows: pa.Table, most: int) -> list[list[str]]:
-    """Return the worst mistakes in short words: row, texts, prediction and right answer; none without answers."""
+    """Return the worst mistakes in words: row, texts, prediction and right answer; none without answers."""
     if LABEL not in rows.column_names or read_facts(rows).get("soft"):
         return []
     chosen = rows.take(pa.array(list_mistakes(rows)[:most], pa.int64()))
     texts = [chosen.column(name).to_pylist() for name in read_facts(rows)["texts"]]
     columns = [*texts, *(format_cells(chosen, name, True) for name in (PREDICTION, LABEL))]
-    cells = [[shorten_text(cell) or "nothing" for cell in column] for column in columns]
+    cells = [[cell.strip() or EMPTY_ANSWER for cell in column] for column in columns]
     return list(map(list, zip(map(str, chosen.column(ROW_NUMBER).to_pylist()), *cells, strict=True)))
 
 

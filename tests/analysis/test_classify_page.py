@@ -49,7 +49,7 @@ def test_each_label_has_its_scores_and_a_run_its_figures(root, name, labels):
     captions = Reader(part).find("figcaption")
     assert any("Reliability, dev" in text for text in captions)
     assert any("Accuracy of the surest answers, dev" in text for text in captions) is (name == "one")
-    assert ("Confusion matrix, dev" in tables) == (name == "one")
+    assert ("Confusion matrix, dev; shades: percent of the true class" in tables) == (name == "one")
     for split, start in (("dev", ""), ("test", "test_")):
         heads, *rows = tables[f"Scores by label, {split}"]
         thresholds = ["threshold"] * (name == "several")

@@ -176,8 +176,52 @@ def test_mistakes_are_in_a_table(root, whole):
     for name in FINE_TUNED:
         table = read_table(root / name / "predictions" / "dev.parquet")
         heads, *lines = read_tables(find_part(whole, str(root / name)))["Mistakes, dev, worst first"]
-        assert heads == ["row", *read_facts(table)["texts"], "predicted", "true"]
+        assert heads == ["row", "predicted", "true", *read_facts(table)["texts"]]
         assert [int(line[0]) for line in lines] == [table["row"][n].as_py() for n in list_mistakes(table)[:10].tolist()]
+
+
+@pytest.mark.parametrize(
+    ("text", "other", "separator", "most", "marked"),
+    [
+        ("the city of Warsaw", "Warsaw.", r"\W+", 1.0, ["the", "city", "of"]),
+        ("Warsaw.", "the city of warsaw", r"\W+", 1.0, []),
+        ("1810", "nothing", r"\W+", 1.0, ["1810"]),
+        ("Ann Lee: PER, Rome: LOC", "Ann: PER, Rome: LOC", ", ", 1.0, ["Ann Lee: PER"]),
+        ("dear | slow", "slow", r" \| ", 1.0, ["dear"]),
+        ("A man sleeps", "a man eats", r"\W+", 0.5, ["sleeps"]),
+        ("He sleeps now", "a man eats now", r"\W+", 0.5, []),
+    ],
+)
+def test_the_words_that_another_text_lacks_are_marked(text, other, separator, most, marked):
+    cell = page.mark_words(text, other, separator, most)
+    assert [part for part, is_marked in cell.parts if is_marked] == marked
+    assert "".join(part for part, _ in cell.parts) in ("", text)
+    assert cell.lines == ((text, ""),)
+
+
+def test_an_excerpt_has_the_answer_in_it():
+    text = "".join(f"word{number} " for number in range(200)).strip()
+    assert page.take_excerpt("short") == "short"
+    assert page.take_excerpt(text).endswith(" word34…"), "of 240 characters"
+    assert page.take_excerpt(text, "absent") == page.take_excerpt(text)
+    found = page.take_excerpt(text, "word100")
+    assert found.startswith("…")
+    assert found.endswith("…")
+    assert " word100 " in found
+    assert page.take_excerpt("字" * 300) == "字" * 240 + "…"
+
+
+def test_mistakes_have_marked_words_where_answers_have_words(root, whole):
+    """MRPC's answers are single classes; its random texts are little alike."""
+    for name in ("squad2", "ner"):
+        table = find_part(whole, str(root / name)).partition("Mistakes, dev")[2].partition("</table>")[0]
+        assert "<mark>" in table
+        assert "</mark>" not in table.rpartition("</td>")[0].split("<td")[-1], "the context has no mark"
+    rows = read_table(root / "mrpc" / "predictions" / "dev.parquet")
+    alike = rows.set_column(rows.column_names.index("sentence1"), "sentence1", [["All of it is so"] * len(rows)])
+    alike = alike.set_column(rows.column_names.index("sentence2"), "sentence2", [["It is all so easy"] * len(rows)])
+    _, *cells = page.tabulate_mistakes(alike, "dev")[0].rows[0]
+    assert [[part for part, is_marked in cell.parts if is_marked] for cell in cells] == [[], [], ["of"], ["easy"]]
 
 
 def test_types_of_entities_have_scores_of_their_own(root, whole):
@@ -440,6 +484,22 @@ def test_a_browser_shows_it_all_on_a_phone_and_a_desk_light_and_dark(browser, wh
         assert browser.ask("[...document.querySelectorAll('nav a')].every(a => document.querySelector(a.hash))")
         colours.add((scheme, browser.ask("getComputedStyle(document.body).backgroundColor")))
     assert len(colours) == 2
+
+
+# Tables that are wider than the page lets them be; a matrix may have a column for each label.
+CUT = """[...document.querySelectorAll('.scroll:not(.matrix)')].filter(e => e.scrollWidth > e.clientWidth + 1)
+  .map(e => e.ariaLabel + ' ' + e.scrollWidth)"""
+ANSWERS = """[...document.querySelectorAll('[aria-label^=Mistakes] tbody tr')].every(row => [1, 2].every(n =>
+  row.cells[n].getBoundingClientRect().right <= document.documentElement.clientWidth))"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1440, 390])
+def test_no_table_is_wider_than_the_page(browser, whole, width):
+    browser.open(whole, width, "light")
+    browser.ask("document.querySelectorAll('details').forEach(e => { e.open = true; })")
+    assert browser.ask(CUT) == []
+    assert browser.ask(ANSWERS)
 
 
 @pytest.mark.slow

@@ -198,6 +198,22 @@ def test_columns_that_share_runs_have_shades_of_their_own():
     assert [[cell.share for cell in row[1:]] for row in tabulate_overview(results).rows] == [[0.0, 1.0], [1.0, 0.0]]
 
 
+def test_runs_that_failed_to_learn_leave_the_shades_to_the_others():
+    rows = tuple("abcdef")
+    scores = dict(zip(rows, (0.316, 0.84, 0.85, 0.855, 0.86, 0.3), strict=True))
+    for names, expected in {
+        rows: [0, 13 / 21, 17 / 21, 19 / 21, 1, 0],  # the limit is 0.845, the median, less 3 times 0.0125
+        rows[1:4]: [0, 2 / 3, 1],  # without outliers, the limit is the worst mean
+    }.items():
+        results = make_results({}, {"rte": "accuracy"}, lambda row, *_: scores[row], rows=names)
+        shades = [row[1].share for row in tabulate_overview(results).rows]
+        assert shades == pytest.approx(expected)
+        results.columns["rte"].lower_is_better = True
+        for cell in results.cells:
+            cell.mean *= -1
+        assert [row[1].share for row in tabulate_overview(results).rows] == pytest.approx(shades)
+
+
 # --- Tables of the paper ----------------------------------------------------------------------------------------------
 
 

@@ -295,7 +295,7 @@ def test_pages_and_comparisons_show_classes_and_accuracy(tagger, tmp_path):
     write_page([output], tmp_path / "page.html")
     tables = read_tables(find_part(tmp_path / "page.html", str(output)))
     assert [row[0] for row in tables["Scores by type, dev (%)"][1:]] == CLASSES
-    assert tables["Confusion matrix, dev"][0][1:] == CLASSES
+    assert tables["Confusion matrix, dev; shades: percent of the true class"][0][1:] == CLASSES
     rows = read_table(output / "predictions" / "dev.parquet")
     method = Method("run", NER, [rows])
     assert (method.name_metric(), method.rate()) == ("accuracy", pytest.approx([100 * metrics["accuracy"]]))
