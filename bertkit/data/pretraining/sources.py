@@ -180,13 +180,9 @@ def read_piece(
     noted = {} if noted is None else noted
     documents = read_docs(workers) if piece.kind == "docs" else _gather(piece, passages, noted, report)
     with closing(documents):
+        split = split_divided if words else split_paragraphs
         for paragraphs in documents:
-            if not split_sentences:
-                yield paragraphs
-            elif words:
-                yield split_divided(paragraphs, language)
-            else:
-                yield split_paragraphs(paragraphs, language)
+            yield split(paragraphs, language) if split_sentences else paragraphs
 
 
 def _gather(piece: Piece, passages: bool, noted: Noted, report: Report) -> Iterator[Paragraphs]:
