@@ -30,8 +30,8 @@ from bertkit.data.pretraining.tokenize import (
     choose_held_out,
     tokenize_documents,
 )
+from bertkit.data.scripts import UNSPACED
 from bertkit.data.sequences import IGNORED
-from bertkit.data.tagging import UNSPACED
 from bertkit.data.tokenizer import describe_vocabulary, load_tokenizer, train_tokenizer
 from bertkit.errors import UsageError, raise_first
 from bertkit.metrics.rows import WeightedScore
