@@ -302,8 +302,9 @@ def list_advice(task: Task, metrics: Mapping[str, Any]) -> list[str]:
 
 
 def shorten_text(text: str) -> str:
-    """Return a text in one line of at most LONGEST_SHOWN characters."""
-    return shorten(text, LONGEST_SHOWN, placeholder="…")
+    """Return a text in one line of at most LONGEST_SHOWN characters, cut between words where it has spaces."""
+    shown = shorten(text, LONGEST_SHOWN, placeholder="…")
+    return f"{text.strip()[: LONGEST_SHOWN - 1]}…" if shown == "…" else shown
 
 
 def list_commands(task: Task, output: Path, recipe: Any) -> list[str]:

@@ -22,7 +22,7 @@ from bertkit.model.heads import BertForSequenceClassification
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.tasks.kinds import SEVERAL_LABELS
-from bertkit.tasks.task import score_summaries
+from bertkit.tasks.task import score_summaries, shorten_text
 from bertkit.tasks.text import CLASSIFICATION, TextSequences
 from bertkit.training.recipe import Recipe, read_recipe
 from bertkit.training.run import run
@@ -546,3 +546,9 @@ def test_a_test_file_with_some_of_several_label_columns_is_not_taken_for_unlabel
     write_table(tmp_path / "d" / "test.csv", [{"text": "new", "x": 1}])
     with refused():
         load(tmp_path / "d", label=["x", "y"])
+
+
+def test_a_long_text_is_cut_between_words_and_one_without_spaces_anywhere():
+    assert shorten_text("很好" * 50) == "很好" * 39 + "很…"
+    assert shorten_text("a good " * 50) == "a good " * 11 + "a…"
+    assert shorten_text("很好 ") == "很好"
