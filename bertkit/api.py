@@ -352,7 +352,7 @@ class ShownScores(dict[str, Any]):
     """Scores by their names in metrics.json, which `print` and a notebook show as a short table.
 
     Args:
-        table: Its cells.
+        table: The scores as they are shown.
     """
 
     def __init__(self, metrics: Mapping[str, Any], table: Table) -> None:

@@ -13,6 +13,7 @@ from bertkit.data.formats import demo
 from tests.official import write_checkpoint
 
 NOTEBOOK = Path(bertkit.__file__).parents[1] / "recipes" / "first-steps.ipynb"
+ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
 CELLS = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
 CODE = [cell for cell in CELLS if cell["cell_type"] == "code"]
 
@@ -52,12 +53,11 @@ def run_cell(source, names, call, capsys):
 @pytest.mark.filterwarnings("ignore::bertkit.BertkitWarning")  # a tiny random model is worse than the baselines
 def test_the_cells_run_and_have_kept_what_they_show(call, capsys, monkeypatch, tmp_path):
     checkpoint = write_checkpoint(tmp_path / "bert", initializer_range=0.1)
-    monkeypatch.setenv("ENCODER", str(checkpoint))
     monkeypatch.setattr(demo, "DOCUMENTED_PACKAGES", ("scipy",))
     monkeypatch.setattr("bertkit.inference.export.MOST_SECONDS", 0.01)
     names, shown = {}, []
     for number, cell in enumerate(CODE):
-        printed, value = run_cell("".join(cell["source"]), names, call, capsys)
+        printed, value = run_cell("".join(cell["source"]).replace(ENCODER, str(checkpoint)), names, call, capsys)
         if printed or value is not None:
             shown.append(number)
     assert [number for number, cell in enumerate(CODE) if cell["outputs"]] == shown

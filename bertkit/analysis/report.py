@@ -65,7 +65,7 @@ from bertkit.system.files import atomic_write
 from bertkit.system.progress import Report, describe_duration, ignore
 from bertkit.tasks import TASKS
 from bertkit.tasks.kinds import get_kind
-from bertkit.tasks.task import list_advice
+from bertkit.tasks.task import list_advice, shorten_text
 from bertkit.training.model_card import describe_machine
 from bertkit.training.predictions import EMPTY_ANSWER, TABLE_SUFFIX, read_table, show_mistakes
 from bertkit.training.recipe import read_recipe
@@ -452,9 +452,7 @@ def tabulate_mistakes(rows: pa.Table, split: str) -> list[Table]:
 def take_excerpt(text: str, part: str = "") -> str:
     """Return about MISTAKE_WIDTH characters of a text, around a part if it has that."""
     start = max(0, text.find(part) - MISTAKE_WIDTH // 2)
-    shown = text[start : start + MISTAKE_WIDTH]
-    if start + MISTAKE_WIDTH < len(text):
-        shown = f"{shown.rpartition(' ')[0] or shown}…"  # some languages have no spaces
+    shown = shorten_text(text[start:], MISTAKE_WIDTH)
     return f"…{shown}" if start else shown
 
 

@@ -48,7 +48,7 @@ class Screen(AbstractContextManager):
         self.done = 0
         self.latest: dict[str, float] = {}
         self.trains = False  # training continues when standard output is closed
-        self.lines = 0  # printed so far, without a bar
+        self.lines = 0  # said so far
 
     def __exit__(self, *exception: Any) -> None:
         self.finish_progress()

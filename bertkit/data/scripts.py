@@ -91,7 +91,10 @@ def split_terms(text: str) -> list[str]:
 
 
 def space_characters(text: str) -> str:
-    """Return a text with spaces after each character of a script without spaces: one or two in a run of five."""
+    """Return a text with two spaces after each character of a script without spaces.
+
+    A run of five characters then has one or two of them.
+    """
     return UNSPACED_CHARACTER.sub(r"\1  ", text)
 
 
@@ -104,8 +107,11 @@ def find_rarer_forms(walk: Callable[[], Iterable[Iterable[str]]]) -> dict[str, r
     for row in walk():
         seen.update(*row)
     for kind, sides in FORMS.items():
-        if both := list(filter(seen.issuperset, zip(*sides, strict=True))):
-            usual, other = (re.compile(f"[{''.join(forms)}]") for forms in zip(*both, strict=True))
-            has_usual, has_other = (sum(any(map(form.search, row)) for row in walk()) for form in (usual, other))
-            found[kind] = other if has_other <= has_usual else usual
+        both = list(filter(seen.issuperset, zip(*sides, strict=True)))
+        if not both:
+            continue
+        usual, other = (re.compile(f"[{''.join(forms)}]") for forms in zip(*both, strict=True))
+        rows_with_usual = sum(any(map(usual.search, row)) for row in walk())
+        rows_with_other = sum(any(map(other.search, row)) for row in walk())
+        found[kind] = other if rows_with_other <= rows_with_usual else usual
     return found

@@ -128,7 +128,9 @@ def describe_shares(counts: Mapping[str, np.ndarray], sizes: Mapping[str, int], 
         is_odd = abs(counts["train"] / sizes["train"] - shares) > MOST_ERRORS * errors
         is_shown = is_odd | (split == "train")
         shown = [f"{name} {share:.1%}" for name, share in compress(zip(names, shares, strict=True), is_shown)]
-        warning = "" if split == "train" else "warning: differ by more than three standard errors in "
+        head = f"  {split}"
+        if split != "train":
+            head = f"warning: shares in {split} that differ from those in train by more than three standard errors"
         if shown:
-            lines.append(f"  {warning}{split}: {list_some(shown, MOST_SHOWN)}")
+            lines.append(f"{head}: {list_some(shown, MOST_SHOWN)}")
     return lines

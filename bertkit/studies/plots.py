@@ -18,7 +18,7 @@ from bertkit.studies.tables import (
 )
 from bertkit.training.study_results import StudyCell, StudyResults
 
-SHADES = "shades: from the best mean to the worst, or to 3 median deviations below the median if that is better"
+SHADES = "shades: from the best mean to the worst; means 3 median deviations below the median count as the worst"
 
 # --- Studies in a picture ---------------------------------------------------------------------------------------------
 

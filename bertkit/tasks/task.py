@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from shlex import quote
-from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -301,10 +300,14 @@ def list_advice(task: Task, metrics: Mapping[str, Any]) -> list[str]:
     return sorted(task.comment(metrics), key=lambda line: not line.startswith("warning"))
 
 
-def shorten_text(text: str) -> str:
-    """Return a text in one line of at most LONGEST_SHOWN characters, cut between words where it has spaces."""
-    shown = shorten(text, LONGEST_SHOWN, placeholder="…")
-    return f"{text.strip()[: LONGEST_SHOWN - 1]}…" if shown == "…" else shown
+def shorten_text(text: str, most: int = LONGEST_SHOWN) -> str:
+    """Return a text in one line of at most so many characters, cut at a space if one is near."""
+    line = " ".join(text.split())
+    if len(line) <= most:
+        return line
+    words = line[:most].rpartition(" ")[0]
+    shown = words if len(words) > most * 3 // 4 else line[: most - 1]  # some languages have no spaces
+    return f"{shown}…"
 
 
 def list_commands(task: Task, output: Path, recipe: Any) -> list[str]:

@@ -85,7 +85,7 @@ def test_scripts_with_spaces_have_words_and_pairs_of_words(text):
 )
 def test_the_rarer_form_is_looked_for_where_a_character_has_both(texts, kind, rarer):
     found = find_rarer_forms(lambda: [(text,) for text in texts])
-    assert list(found) == [kind][: len(kind)]
+    assert list(found) == ([kind] if kind else [])
     for form in found.values():
         assert form.search(rarer)
         assert not form.search(texts[0])

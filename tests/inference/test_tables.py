@@ -129,15 +129,16 @@ def test_several_labels_are_those_above_the_thresholds_of_the_configuration(tagg
 def test_a_table_of_names_has_a_row_for_each_with_the_line_of_its_text(suffix, tmp_path):
     values = {"id2label": {0: "O", 1: "B-PER", 2: "B-LOC"}, "seed": 4}
     model = write_head(tmp_path / "model", "BertForTokenClassification", **values)
-    texts = [*make_texts(8), '"good"\r\nbad,', ""]
+    texts = [*make_texts(8), '"good"\r\nbad,', "", *make_texts(1)]
     source = write_table(tmp_path / "in.csv", [{"id": str(number), "text": text} for number, text in enumerate(texts)])
     output = tmp_path / f"out{suffix}"
     counts = predict_file(model, source, output)
-    assert (counts.count, counts.errors) == (10, 0)
+    assert (counts.count, counts.errors) == (11, 0)
     results = Exact(model)(texts)
     expected = [
         {"line": line, "start": one["start"], "end": one["end"], "type": one["type"], "text": one["text"]}
-        for line, result in enumerate(results, 2)  # the header is line 1
+        # The header is line 1; a line break in a cell is counted
+        for line, result in zip([*range(2, 11), 12, 13], results, strict=True)
         for one in result["entities"]
     ]
     found = read_back(output)

@@ -278,14 +278,15 @@ def test_the_kind_the_labels_and_their_shares_are_told(tmp_path):
     assert lines[1] == "single label classification (texts), 2 labels: a, b; data.problem_type changes it"
     assert lines[-2:] == [
         "  train: a 25.0%, b 75.0%",
-        "  warning: differ by more than three standard errors in dev: a 100.0%, b 0.0%",
+        "warning: shares in dev that differ from those in train by more than three standard errors: a 100.0%, b 0.0%",
     ]
     for count, is_odd in ((10, True), (7, False)):  # 0.7 - 0.25 = 0.45; 3 sqrt(0.21 (1/80 + 1/10)) = 0.461
         first, *lines = describe_shares(
             {"train": np.array([20]), "dev": np.array([count])}, {"train": 80, "dev": 10}, ["a"]
         )
         assert "warning" not in first
-        assert len(lines) == ["warning" in line for line in lines].count(True) == is_odd
+        assert len(lines) == is_odd
+        assert all("warning" in line for line in lines)
     write_texts(tmp_path / "d" / "train.csv", ["0.5", "1.5"] * 5)
     write_texts(tmp_path / "d" / "dev.csv", ["2.25", "2.25"])
     _, lines = load(tmp_path / "d")
@@ -551,4 +552,5 @@ def test_a_test_file_with_some_of_several_label_columns_is_not_taken_for_unlabel
 def test_a_long_text_is_cut_between_words_and_one_without_spaces_anywhere():
     assert shorten_text("很好" * 50) == "很好" * 39 + "很…"
     assert shorten_text("a good " * 50) == "a good " * 11 + "a…"
+    assert shorten_text("回复 " + "很好" * 50) == "回复 " + "很好" * 38 + "…"
     assert shorten_text("很好 ") == "很好"

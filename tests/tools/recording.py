@@ -15,7 +15,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.text import Text
 
@@ -26,7 +25,7 @@ SESSION = (
     'bertkit predict runs/topics "Read a table from an Excel file." "Remove hum from a recorded voice."',
 )
 # The fonts that rich's picture would load from another site
-FONTS = re.compile(r"@font-face \{\{.*?\}\}\s*", re.DOTALL)
+FONTS = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 
 
 def record(command: str, folder: str) -> Text:
@@ -54,4 +53,4 @@ if __name__ == "__main__":
         Path(folder, "all-MiniLM-L6-v2").symlink_to(model.resolve())
         for command in SESSION:
             console.print(f"[bold]$ {command}[/]", record(command, folder), sep="\n")
-    console.save_svg(str(picture), title="bertkit", code_format=FONTS.sub("", CONSOLE_SVG_FORMAT))
+    picture.write_text(FONTS.sub("", console.export_svg(title="bertkit")), encoding="utf-8")

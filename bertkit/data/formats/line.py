@@ -40,7 +40,8 @@ EAST_ASIAN = {
     "cp949": (re.compile(rb"[\xb0-\xc8][\xa1-\xfe]"), 0.9),  # Hangul
 }
 OTHER_NAMES = {"cp950": "cp950 (Big5)", "cp932": "cp932 (Shift-JIS)", "cp949": "cp949 (Korean)"}
-BELOW_LETTERS = re.compile(rb"[\x80-\xbf]")  # in all East Asian text, and hardly in Cyrillic and Greek
+# In all East Asian text; of Cyrillic and Greek only marks, among which « and » are frequent
+BELOW_LETTERS = re.compile(rb"[\x80-\xaa\xac-\xba\xbc-\xbf]")
 LINES_ASKED = 1_000  # for `choose_east_asian`
 NOT_ASCII, NOT_UTF8 = re.compile(r"[^\0-\x7f]"), re.compile(r"[\udc80-\udcff]")
 MOST_NAMES, LONGEST_QUOTED = 20, 40  # columns or keys in a message, and characters of each
@@ -83,12 +84,12 @@ def is_marked(path: Path) -> bool:
         return stream.read(3).startswith(BYTE_ORDER_MARKS)
 
 
-def detect_encoding(path: Path, given: str = "", may_be_western: bool = True) -> str:
+def detect_encoding(path: Path, given: str = "", may_be_local: bool = True) -> str:
     """Return the encoding of a file: UTF-8, UTF-16, cp1252 if all of it can be Western European text, or GB18030.
 
     Args:
         given: The encoding of a file that is neither UTF-8 nor marked as UTF-16, if it is known.
-        may_be_western: Whether cp1252 and GB18030 are among them.
+        may_be_local: Whether cp1252 and GB18030 are among them.
     """
     try:
         if given and codecs.lookup(given).name == "utf-8":
@@ -100,7 +101,7 @@ def detect_encoding(path: Path, given: str = "", may_be_western: bool = True) ->
         for block in iter(partial(text.read, CHARACTERS_AT_ONCE), ""):
             if block.startswith(MARKS_UTF16):
                 return "utf-16"
-            if not (may_be_western or given):
+            if not (may_be_local or given):
                 return UTF8
             if other := NOT_ASCII.search(block):
                 begins_as_utf8 = found == UTF8 and not NOT_UTF8.match(other[0])
@@ -113,7 +114,10 @@ def detect_encoding(path: Path, given: str = "", may_be_western: bool = True) ->
 
 
 def is_mostly_utf8(text: str) -> bool:
-    """Return whether most characters beyond ASCII were UTF-8, as one in six of GB18030 is by chance; others escaped."""
+    """Return whether at least half of the characters beyond ASCII were UTF-8; the others are escaped bytes.
+
+    About one in six of GB18030 is valid UTF-8 by chance.
+    """
     return 2 * len(NOT_UTF8.findall(text)) <= len(NOT_ASCII.findall(text))
 
 

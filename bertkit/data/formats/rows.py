@@ -359,7 +359,7 @@ def walk_rows(
         return _parse(_walk_parquet(path, columns), decoder)
     if kind == ".xlsx":
         return name_cells(path, walk_sheet(path, notes), columns, notes=notes, report=report)
-    found = detect_encoding(path, encoding, may_be_western=kind not in (".jsonl", ".json"))
+    found = detect_encoding(path, encoding, may_be_local=kind not in (".jsonl", ".json"))
     if not encoding and found != UTF8:
         notes.append(ENCODINGS[found])
     lines = enumerate(walk_file(path, found), 1)

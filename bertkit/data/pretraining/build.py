@@ -113,7 +113,8 @@ def build(
     backend = get_backend(tokenizer, "a built corpus").to_str()
     output, pieces = Path(output), cut_sources(sources, PIECE_BYTES)
     reading = {"split_sentences": split_sentences, "language": language}
-    options, later = reading | {"deduplicate": deduplicate}, {"passages": passages, "words": words}
+    later = {"passages": passages, "words": words}
+    options = reading | {"deduplicate": deduplicate}
     options |= {name: value for name, value in later.items() if value}  # old records have none of these
     asked = describe_build(sources, pieces, backend, options)
     dtype = choose_dtype(len(tokenizer) * 2 if words else len(tokenizer))
@@ -220,7 +221,7 @@ def write_piece(work: BuildWork, number: int, piece: Piece, report: Report, wrot
 
     backend = Tokenizer.from_str(work.backend)
     backend.encode_special_tokens = True  # not stored in the JSON
-    words = WordTokenizer(backend) if work.reading.get("words") else CachedTokenizer(backend)
+    words = WordTokenizer(backend) if work.reading["words"] else CachedTokenizer(backend)
     shards = {part: read_shard(path) for (_, part), path in list_shards(work.folder, number).items()}
     noted: Noted = {}
     read = read_piece(piece, **work.reading, noted=noted, workers=1, report=report)
