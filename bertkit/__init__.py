@@ -1,4 +1,4 @@
-"""bertkit: pretrain BERT on your own text, fine-tune it on everything the paper did, and know how close you came.
+"""bertkit: pretrain BERT on your own text, fine-tune it on everything the paper did, and know how far to trust it.
 
 Public names are imported on first use: `import bertkit` alone loads neither torch nor transformers.
 """

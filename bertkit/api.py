@@ -7,6 +7,7 @@ It is the command line with keywords in the place of options, and makes the same
 and progress go to callbacks; without them what matters is a `BertkitWarning`, and a notebook shows one bar.
 """
 
+import difflib
 import inspect
 import os
 import re
@@ -378,6 +379,8 @@ def sort_settings(task: Task, settings: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in settings.items():
         if name in options:
             recipe["data"][name] = format_names(value, options[name])
+        elif nearest := difflib.get_close_matches(name, TRAIN_KEYWORDS, n=1, cutoff=0.8):
+            raise UsageError(f"unknown keyword {name!r}; did you mean {nearest[0]!r}?")
         else:
             recipe[name] = value  # the check of the recipe names an unknown key
     return recipe

@@ -159,6 +159,7 @@ def test_a_finished_run_is_not_repeated(world, refused):
 
 MISTAKES = [
     {"batchsize": 8},
+    {"epoch": 3},
     {"data": 3},
     {"data": [{"a": 1}, {"a": "b"}]},
     {"data": {"trian": [{"a": "b"}]}},

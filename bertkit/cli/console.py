@@ -66,14 +66,14 @@ class Screen(AbstractContextManager):
 
                 self.show(Text(escape_controls(line)))
 
-    def show(self, renderable: Any) -> None:
-        """Print a rich renderable."""
-        write(self.draw(renderable), goes_on=self.trains)
+    def show(self, renderable: Any, wraps: bool = False) -> None:
+        """Print a rich renderable, whose long lines are wrapped where they would be cut, as in a list of Markdown."""
+        write(self.draw(renderable, wraps), goes_on=self.trains)
 
-    def draw(self, renderable: Any) -> str:
+    def draw(self, renderable: Any, wraps: bool = False) -> str:
         """Return the text of a rich renderable."""
         with self.console.capture() as drawn:
-            self.console.print(renderable)
+            self.console.print(renderable, soft_wrap=not wraps)
         return drawn.get()
 
     def show_table(self, table: Table, **options: Any) -> None:
@@ -187,7 +187,7 @@ class Screen(AbstractContextManager):
         from bertkit.training.study_results import STUDY_RESULT
 
         text = (output / TABLE).read_text(encoding="utf-8")
-        self.show(Markdown("\n".join(map(escape_controls, text.split("\n"))), hyperlinks=False))
+        self.show(Markdown("\n".join(map(escape_controls, text.split("\n"))), hyperlinks=False), wraps=True)
         for chosen in results.chosen:
             names = [name for name in (chosen.row, chosen.column) if name]
             self.say(f"Chosen for {', '.join(names)}: {output / chosen.run}")

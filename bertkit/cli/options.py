@@ -21,7 +21,7 @@ HELP_WIDTH = 78  # columns between the margins of a terminal of 80
 
 app = typer.Typer(
     name="bertkit",
-    help="Pretrain BERT on your own text, fine-tune it on everything the paper did, and know how close you came.",
+    help="Pretrain BERT on your own text, fine-tune it on everything the paper did, and know how far to trust it.",
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,

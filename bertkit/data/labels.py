@@ -301,7 +301,8 @@ def list_remarks(space: LabelSpace, values: Sequence[str]) -> Iterator[str]:
         spelled.setdefault(value if value in known else normalise(value), []).append(value)
     for group in [found for found in spelled.values() if len(found) > 1][:1]:
         yield f"cells such as {' and '.join(map(repr, group[:2]))} are one label"
-    yield from (f"the labels {group} {ALIKE}, and are learned as different labels" for group in list_alike(names))
+    for group in list_alike(names):
+        yield f"warning: the labels {group} {ALIKE}, and are learned as different labels; correct them in the table"
     if space.reason != TEXTS:
         return
     if any(map(DECIMAL_COMMA.fullmatch, names)) and not any(
@@ -511,7 +512,7 @@ def drop_blank(table: Columns, text: Sequence[str], report: Report) -> Columns:
     said = describe_blank(table, is_blank, "text", text)
     if is_blank.mean() > MOST_BLANK:
         raise UsageError(f"{said}, {is_blank.mean():.1%} of the rows; give each a text or delete it")
-    report(f"{said}; left out")
+    report(f"warning: {said}; left out")
     return table.take(np.flatnonzero(~is_blank))
 
 

@@ -124,6 +124,8 @@ class FineTuningTask(Task):
                 f"the {metrics[KEPT]} of the training is delivered: {row.name} {before} before the first update, "
                 f"{after} at its end; the difference is {gain} ({low} to {high})"
             )
+            if metrics[KEPT] == "end" and metrics[START_GAIN] < 0:
+                lines[-1] += ", which may be chance"
         if metrics.get(f"{GAIN}_low", math.inf) <= 0:
             row = find_main(rows, self.metric)
             gain, low, high = (row.show(metrics[key]) for key in (GAIN, *name_limits(GAIN)))
@@ -134,9 +136,8 @@ class FineTuningTask(Task):
                 f"than {best}: the difference in {row.name} is {gain} ({low} to {high})"
             )
             if is_learned:
-                lines[-1] += (
-                    f"; the loss is near 0, so that longer training will not help: use {best}, or read the mistakes"
-                )
+                remedy = "take them (--set freeze=encoder), or read" if metrics[BEST_BASELINE] == "frozen" else "read"
+                lines[-1] += f"; the loss is near 0, so that longer training will not help: {remedy} the mistakes"
             elif updates < ENOUGH_UPDATES and not (KEPT in metrics or SEARCHED in metrics):
                 lines[-1] += f"; {updates:,} updates are few, and more time may help (--epochs, or a longer --budget)"
         if metrics.get(LOSS_FALLS):

@@ -301,7 +301,7 @@ def list_advice(task: Task, metrics: Mapping[str, Any]) -> list[str]:
 
 
 def shorten_text(text: str, most: int = LONGEST_SHOWN) -> str:
-    """Return a text in one line of at most so many characters, cut at a space if one is near."""
+    """Return a text in one line of at most `most` characters, cut at a space if one is near."""
     line = " ".join(text.split())
     if len(line) <= most:
         return line

@@ -132,7 +132,8 @@ def test_a_study_takes_a_file_for_the_columns_that_read_one(finish, small, tmp_p
     )
     words = ["study", "mine.toml", "--data", "reviews.csv", "--model", "bert", "--set", "train.max_steps=2"]
     assert "1 run, one after another" in finish(*words, "--dry-run")
-    finish(*words, "--set", "seeds=[1, 2]", "--output", "runs/own")
+    printed = finish(*words, "--set", "seeds=[1, 2]", "--output", "runs/own")
+    assert "always giving the same answer scores" in " ".join(printed.split()), "long lines are wrapped"
     runs = [json.loads((tmp_path / f"runs/own/own/seed-{seed}/metrics.json").read_text()) for seed in (1, 2)]
     table = (tmp_path / "runs/own/table.md").read_text().splitlines()
     assert "|  | own | TF-IDF | frozen vectors |" in table

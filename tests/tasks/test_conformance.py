@@ -11,6 +11,7 @@ from transformers.trainer_pt_utils import nested_concat
 
 import bertkit
 from bertkit.data.long_texts import LONG
+from bertkit.data.pretraining.build import BORDERS
 from bertkit.data.sequences import collate
 from bertkit.data.tags import ENTITIES, WORDS
 from bertkit.errors import UsageError
@@ -331,6 +332,7 @@ def test_options_have_the_values_that_the_code_knows():
         "pooling": ("auto", "mean", "cls"),
         "language": ("", *LANGUAGES),
         "scheme": ("", ENTITIES, WORDS),
+        "words": BORDERS,
     }
     choices = [(key, option.choices) for task in TASKS.values() for key, option in task.options.items()]
     assert {key: values for key, values in choices if values} == known

@@ -261,7 +261,7 @@ def test_rows_without_a_text_are_left_out_and_told_or_refused_if_they_are_many(t
     path = write_table(tmp_path / "t.jsonl", rows)
     examples, lines = load(path)
     assert sum(map(len, examples.values())) == 57
-    assert f"{path}: 3 rows have no text in 'text' or 'text_pair' (first: line 1); left out" in lines
+    assert f"warning: {path}: 3 rows have no text in 'text' or 'text_pair' (first: line 1); left out" in lines
     told = f"{path}: 57 rows have no text in 'text_pair' (first: line 4); the other text is read"
     assert [line for line in lines if line.endswith("is read")] == [told]
     write_table(path, [{"text": " "}, *rows])

@@ -80,7 +80,7 @@ def test_a_word_that_decides_is_found_and_the_run_stays_the_same(root, cache, tm
     assert not any("fine-tuning" in line for line in task.comment(metrics | {"baseline_gain_low": 0.01}))
     for facts, advice in {
         "updates": "; 2 updates are few, and more time may help (--epochs, or a longer --budget)",
-        "is_learned": "; the loss is near 0, so that longer training will not help: use TF-IDF, or read the mistakes",
+        "is_learned": "; the loss is near 0, so that longer training will not help: read the mistakes",
         "searched": ")",
     }.items():
         (line,) = [line for line in task.comment({facts: True} | metrics) if "not better than" in line]
