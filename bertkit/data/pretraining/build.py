@@ -221,7 +221,7 @@ def write_piece(work: BuildWork, number: int, piece: Piece, report: Report, wrot
 
     backend = Tokenizer.from_str(work.backend)
     backend.encode_special_tokens = True  # not stored in the JSON
-    words = WordTokenizer(backend) if work.reading["words"] else CachedTokenizer(backend)
+    words = WordTokenizer(backend) if work.reading.get("words") else CachedTokenizer(backend)
     shards = {part: read_shard(path) for (_, part), path in list_shards(work.folder, number).items()}
     noted: Noted = {}
     read = read_piece(piece, **work.reading, noted=noted, workers=1, report=report)
