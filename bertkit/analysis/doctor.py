@@ -28,7 +28,7 @@ from bertkit.data.formats.rows import Columns, check_output, check_suffix, walk_
 from bertkit.data.formats.writer import write_beside, write_rows
 from bertkit.data.labels import ALIKE, list_alike
 from bertkit.data.long_texts import POOLED
-from bertkit.data.scripts import ROWS_A_CHECK, detect_scripts, find_rarer_forms, split_characters
+from bertkit.data.scripts import ROWS_A_CHECK, detect_scripts, list_rarer_forms, split_characters
 from bertkit.data.splits import EmptySplitError
 from bertkit.data.tokenizer import get_cached_tokenizer, load_tokenizer
 from bertkit.errors import UsageError, as_usage_error
@@ -99,7 +99,7 @@ def examine(task: Task, given: Mapping[str, Any], model: str | None, report: Rep
     kinds, names = scripts.get(TRAIN_SPLIT) or next(iter(scripts.values()))
     counts = np.bincount(kinds[kinds >= 0], minlength=len(names))
     usual = names[counts.argmax()] if counts.any() else ""  # empty if all rows are without letters
-    forms = find_rarer_forms(rows.get(TRAIN_SPLIT, next(iter(rows.values()))).walk_texts)
+    forms = list_rarer_forms(rows.get(TRAIN_SPLIT, next(iter(rows.values()))).walk_texts)
     for split, found in splits.items():
         found |= near[split] | list_labels(rows, split)
         found |= list_scripts(*scripts[split], usual, rows[split].lines)

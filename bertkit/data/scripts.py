@@ -101,7 +101,7 @@ def space_characters(text: str) -> str:
 # --- Two forms of one character ---------------------------------------------------------------------------------------
 
 
-def find_rarer_forms(walk: Callable[[], Iterable[Iterable[str]]]) -> dict[str, re.Pattern[str]]:
+def list_rarer_forms(walk: Callable[[], Iterable[Iterable[str]]]) -> dict[str, re.Pattern[str]]:
     """Return a pattern of the rarer forms for each kind of FORMS of which the rows have both forms of a character."""
     seen, found = set[str](), {}
     for row in walk():

@@ -147,7 +147,7 @@ class Predictor:
             model, tokenizer = load_export(Path(name), record.precision, report)
             self.precision = record.precision
         config = model.config
-        task = find_task(name, config)
+        task = get_task(name, config)
         labels = config.id2label
         names = {label for label in labels.values() if isinstance(label, str)}
         if sorted(labels) != list(range(len(labels))) or len(names) < len(labels):
@@ -369,7 +369,7 @@ def load_head(name: str, precision: str, report: Report) -> tuple[Any, Any, str]
     from bertkit.model.precision import cast_weights, choose_device, choose_precision
 
     precision, config = choose_precision(precision), load_config(name)
-    find_task(name, config)
+    get_task(name, config)
     head = config.architectures[0]
     tokenizer = load_tokenizer(name, report=report)
     settings = {key: getattr(config, key) for key in TRAINED}
@@ -383,7 +383,7 @@ def load_head(name: str, precision: str, report: Report) -> tuple[Any, Any, str]
     return model, tokenizer, precision
 
 
-def find_task(name: str, config: Any) -> Task:
+def get_task(name: str, config: Any) -> Task:
     """Return the task that encodes the inputs of a head and decodes its outputs."""
     head = str((config.architectures or ["none"])[0])
     if (task := ANSWERING.get(head.replace("BiLSTM", ""))) is None or head not in bertkit.__all__:
@@ -398,7 +398,7 @@ def load_export(directory: Path, precision: str, report: Report) -> tuple[OnnxMo
     """Return the model of an export and its tokenizer, without torch and transformers if it is BERT's own."""
     with as_usage_error(str(directory / CONFIG_FILE), EXPORT_AGAIN):
         config = msgspec.json.decode((directory / CONFIG_FILE).read_bytes(), type=ExportConfig)
-    find_task(str(directory), config)
+    get_task(str(directory), config)
     model = OnnxModel(directory / ONNX_FILE, config, is_int8=precision == "int8")
     is_usual = SavedTokenizer.fits(directory)
     return model, SavedTokenizer(directory) if is_usual else load_tokenizer(directory, report=report)

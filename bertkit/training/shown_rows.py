@@ -44,7 +44,8 @@ def show_sequence(batch: Mapping[str, np.ndarray], tokenizer: Any, names: Mappin
     pieces = tokenizer.convert_ids_to_tokens(batch["input_ids"][real].tolist())
     segments = batch["token_type_ids"][real]
     if labels_tokens(batch):
-        pieces = list(map(label_piece, pieces, batch["labels"][real].tolist(), [(names, tokenizer)] * len(pieces)))
+        labels = batch["labels"][real].tolist()
+        pieces = [label_piece(piece, label, names, tokenizer) for piece, label in zip(pieces, labels, strict=True)]
     if end := int(batch.get("end_positions", 0)):  # 0 is [CLS]: no answer in this window
         start = int(batch["start_positions"])
         pieces[start], pieces[end] = f"«{pieces[start]}", f"{pieces[end]}»"
@@ -59,9 +60,8 @@ def labels_tokens(batch: Mapping[str, np.ndarray]) -> bool:
     return labels is not None and labels.ndim == 1 and labels.dtype.kind == "i"
 
 
-def label_piece(piece: str, label: int, known: tuple[Mapping[int, str], Any]) -> str:
+def label_piece(piece: str, label: int, names: Mapping[int, str], tokenizer: Any) -> str:
     """Return a piece with its tag, or with the token that is to be predicted in its place."""
-    names, tokenizer = known
     if label == IGNORED:
         return piece
     return f"{piece}/{names[label]}" if names else f"{{{piece} {tokenizer.convert_ids_to_tokens([label])[0]}}}"

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from bertkit.data.scripts import detect_scripts, find_rarer_forms, is_chinese, space_characters, split_terms
+from bertkit.data.scripts import detect_scripts, is_chinese, list_rarer_forms, space_characters, split_terms
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_scripts_with_spaces_have_words_and_pairs_of_words(text):
     ],
 )
 def test_the_rarer_form_is_looked_for_where_a_character_has_both(texts, kind, rarer):
-    found = find_rarer_forms(lambda: [(text,) for text in texts])
+    found = list_rarer_forms(lambda: [(text,) for text in texts])
     assert list(found) == ([kind] if kind else [])
     for form in found.values():
         assert form.search(rarer)
