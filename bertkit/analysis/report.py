@@ -9,7 +9,6 @@ Left out: every number that no run has written. Shape letters: S rows, L labels.
 
 import json
 import math
-import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,12 +19,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import regex
 
 from bertkit.analysis.compare import drop_seed, is_run
 from bertkit.analysis.doctor import list_tables
 from bertkit.analysis.expected import EXPECTED, describe_expected, plot_expected
 from bertkit.analysis.explanation import EXPLANATIONS, describe_words, list_parts
 from bertkit.analysis.slices import tabulate_slices
+from bertkit.data.scripts import UNSPACED
 from bertkit.errors import UsageError, as_usage_error, pluralize
 from bertkit.metrics.calibration import bin_probabilities, measure_calibration
 from bertkit.metrics.intervals import estimate_share_interval
@@ -88,6 +89,7 @@ MOST_SETTINGS = 3  # columns of settings that differ between runs
 POINTS = 600  # per curve at most, about as many as a screen shows
 MOST_EXPLAINED = 10  # inputs whose explanations are shown
 MISTAKES_LISTED, MISTAKE_WIDTH = 10, 240  # rows, and characters of a text in one
+WORD_BORDER = rf"(?V1)\W+|(?<=[{UNSPACED}])|(?=[{UNSPACED}])"
 MOST_MARKED = 0.5  # the share of a text's words; if more of them differ from the other text, marks say nothing
 LEAST_ANSWERED, MOST_POINTS = 20, 200  # texts in the first point of a curve, and its points
 MOST_CONFUSED = 20  # labels of a confusion matrix
@@ -430,7 +432,7 @@ def tabulate_mistakes(rows: pa.Table, split: str) -> list[Table]:
     """
     are_questions, separator = "f1" in rows.column_names, ""
     if are_questions:
-        separator = r"\W+"
+        separator = WORD_BORDER
     elif "strict_found" in rows.column_names:
         separator = ", "
     elif get_kind(rows).has_several:
@@ -440,7 +442,7 @@ def tabulate_mistakes(rows: pa.Table, split: str) -> list[Table]:
         part = answer if right == EMPTY_ANSWER else right.partition(" | ")[0]
         shown = [take_excerpt(text, part if are_questions else "") for text in texts]
         if len(texts) == 2 and not are_questions:
-            shown = [mark_words(*pair, r"\W+", MOST_MARKED) for pair in zip(shown, reversed(texts), strict=True)]
+            shown = [mark_words(*pair, WORD_BORDER, MOST_MARKED) for pair in zip(shown, reversed(texts), strict=True)]
         answers = [answer, right]
         if separator and EMPTY_ANSWER not in answers:
             answers = [mark_words(answer, right, separator), mark_words(right, answer, separator)]
@@ -458,11 +460,11 @@ def take_excerpt(text: str, part: str = "") -> str:
 
 def mark_words(text: str, other: str, separator: str, most: float = 1.0) -> TableCell:
     """Return a text in which the words that another text lacks are marked, unless their share is more than `most`."""
-    known = {"", *re.split(separator, other.casefold())}
-    words = re.split(f"({separator})", text)  # words and separators in turn
+    known = {"", *regex.split(separator, other.casefold())}
+    words = regex.split(f"({separator})", text)  # words and separators in turn
     parts = [(word, number % 2 == 0 and word.casefold() not in known) for number, word in enumerate(words)]
     marked = sum(is_marked for _, is_marked in parts)
-    is_shown = 0 < marked <= most * len(words[::2])
+    is_shown = 0 < marked <= most * sum(map(bool, words[::2]))
     return TableCell(((text, ""),), parts=tuple(parts) if is_shown else ())
 
 

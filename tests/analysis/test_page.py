@@ -190,6 +190,8 @@ def test_mistakes_are_in_a_table(root, whole):
         ("dear | slow", "slow", r" \| ", 1.0, ["dear"]),
         ("A man sleeps", "a man eats", r"\W+", 0.5, ["sleeps"]),
         ("He sleeps now", "a man eats now", r"\W+", 0.5, []),
+        ("iPhone在北京。", "北京的iPhone", page.WORD_BORDER, 1.0, ["在"]),
+        ("很好", "好", page.WORD_BORDER, 0.5, ["很"]),
     ],
 )
 def test_the_words_that_another_text_lacks_are_marked(text, other, separator, most, marked):
