@@ -32,8 +32,8 @@ CHECKPOINT_SIZES = (  # fixed by a checkpoint
 )
 
 # Tokens x layers x hidden units of a run, above which compiling its layers is paid back on an H200: each saves 116 of
-# 262 bytes of element-wise passes at 80 % of 4.8 TB/s (by the arithmetic in recipes/RESULTS.md), and compiling takes
-# 60 s. With BERT-base and 256 x 128 tokens, all of them real, these are 6,600 updates. Both are assumed, not measured.
+# 262 bytes of element-wise passes at 80 % of 4.8 TB/s (by the arithmetic in recipes/notebook/speed.md), and compiling
+# takes 60 s. With BERT-base and 256 x 128 tokens, all of them real, these are 6,600 updates. Both are assumed.
 PAID_BACK = 2e12
 
 
