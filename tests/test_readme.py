@@ -192,7 +192,7 @@ def split_sections(text):
 INDEX = ROOT / "recipes" / "README.md"
 SECTIONS = split_sections(PAGES[INDEX])
 for path, text in PAGES.items():
-    if path.name == "README.md" and path != INDEX:  # a task's page: its title -> the whole page
+    if path.parent != INDEX.parent and path.parent.name != "notebook":  # a task's page: its title -> the whole page
         SECTIONS[text.partition("\n")[0].removeprefix("# ")] = text
 
 
