@@ -45,7 +45,7 @@ def doctor(
     model: Annotated[
         list[str] | None,
         SourceOption(
-            help="Checkpoint whose tokenizer counts tokens, and whose vectors find label errors and give expected "
+            help="Checkpoint for counting tokens, finding label errors by its vectors, and comparing expected "
             "scores (default: the task's); repeat it to compare expected scores.",
             metavar="NAME",
         ),
