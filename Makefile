@@ -86,7 +86,7 @@ $(CLIENTS)/installed: pyproject.toml # apart, because a library that is there ch
 
 BENCH := $(firstword $(wildcard $(BIN)/python) $(PYTHON)) -m tests.tools.bench
 
-bench: ## at most 45 min: speed and memory beside plain transformers: fine-tuning, pretraining, prediction, serving
+bench: ## at most 45 min: speed and memory compared with plain transformers: fine-tuning, pretraining, prediction, serving
 	mkdir -p runs/bench
 	for each in "train pretrain" "train mrpc" "train ner" predict serve; do $(BENCH) $$each --json "runs/bench/$$each.json" || exit; done
 

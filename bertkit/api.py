@@ -3,7 +3,7 @@
     run = bertkit.train("classify", data=frame, text="review", label="stars", output="runs/stars")
     run.predict(frame)
 
-It is the command line with keywords in the place of options, and makes the same directories. Left out: printing. Lines
+It is the command line with keywords instead of options, and makes the same directories. Left out: printing. Lines
 and progress go to callbacks; without them what matters is a `BertkitWarning`, and a notebook shows one bar.
 """
 
@@ -248,7 +248,7 @@ class Run:
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """Return the scores of metrics.json; `score` is the task's own. Empty without this file."""
+        """Return the scores of metrics.json; `score` is the task's metric. Empty without this file."""
         path = find_file(self.source, METRICS_FILE)
         return {} if path is None else read_metrics(path)
 
@@ -407,7 +407,7 @@ def make_plain(value: Any) -> Any:
 
 
 def name_as_keywords(message: str) -> str:
-    """Return a message with keywords in the place of options and of tables of a recipe."""
+    """Return a message with keywords instead of options and of tables of a recipe."""
     for pattern, words in PYTHON_WORDS.items():
         message = re.sub(pattern, words, message)
     return message

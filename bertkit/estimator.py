@@ -116,7 +116,7 @@ class BertClassifier(ClassifierMixin, BaseEstimator):
         return Path(folder)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for a pickle, with the files of the run in the place of its path."""
+        """Return the state for a pickle, with the files of the run instead of its path."""
         state = dict(super().__getstate__())
         if isinstance(found := state.get("run_"), Run):
             files = [path for path in Path(found.source).iterdir() if path.name in RUN_FILES]

@@ -237,7 +237,7 @@ def write_treebank(folder: Path, seed: int = 0) -> Path:
 
 
 def write_reviews(path: Path, count: int = 72, seed: int = 0, labelled: bool = True) -> Path:
-    """Write a table of a person's own, in the format of the suffix; a word in both texts decides all labels.
+    """Write a person's own table, in the format of the suffix; a word in both texts decides all labels.
 
     The columns are id, title, body, stars (1 to 3), tags (none, one or two of them, joined by "|"), the same as slow
     and dear (0 or 1), price (a number) and customer (one of eight).

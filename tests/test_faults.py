@@ -92,7 +92,7 @@ COMMANDS = [
     Command("classify --folds", f"{CLASSIFY} --folds 3", 8),
     Command("ner", NER, 8),
     Command("ner --folds", f"{NER} --folds 3", 8),
-    Command("squad of one's own", f"-m bertkit squad --version 2 --data PLACE/questions.jsonl {SQUAD}", 8),
+    Command("squad of own questions", f"-m bertkit squad --version 2 --data PLACE/questions.jsonl {SQUAD}", 8),
     Command("classify in windows", f"{CLASSIFY} data.long=mean data.max_length=12 data.doc_stride=4", 8),
     Command("doctor --folds", DOCTOR, 8),
     Command("corpus build", CORPUS, 8),

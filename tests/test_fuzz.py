@@ -207,7 +207,7 @@ def prepare_folder(name: str, write: Callable, pattern: str, most: int, folder: 
 
 
 def prepare_table(name: str, suffix: str, folder: Path) -> Reader:
-    """Read and encode a table of a person's own, with dev and test taken from it."""
+    """Read and encode a person's own table, with dev and test taken from it."""
     tokenizer = make_tokenizer(folder)
     spans = [{"start": 0, "end": 4, "label": "PER"}, {"start": 8, "end": 9, "label": "LOC"}]
     rows = {

@@ -192,7 +192,7 @@ def split_sections(text):
 INDEX = ROOT / "recipes" / "README.md"
 SECTIONS = split_sections(PAGES[INDEX])
 for path, text in PAGES.items():
-    if path.name == "README.md" and path != INDEX:  # a task's page: its title -> the whole page
+    if path.parent != INDEX.parent and path.parent.name != "notebook":  # a task's page: its title -> the whole page
         SECTIONS[text.partition("\n")[0].removeprefix("# ")] = text
 
 
@@ -312,6 +312,14 @@ def test_the_folders_are_all_named():
 def test_the_first_pages_are_short():
     assert len(README.splitlines()) <= 160
     assert len(PAGES[ROOT / "recipes" / "README.md"].splitlines()) <= 95
+
+
+def test_a_page_is_read_in_one_sitting():
+    """Pages of figures may be longer: the results, the defaults as measured, and the notebook."""
+    texts = {path: text for path, text in PAGES.items() if path.name not in ("RESULTS.md", "defaults.md")}
+    lengths = {path: len(text.splitlines()) for path, text in texts.items() if path.parent.name != "notebook"}
+    assert len(lengths) >= 25
+    assert {path.name: length for path, length in lengths.items() if length > 180} == {}
 
 
 def test_transformers_lacks_what_the_readme_says():

@@ -34,7 +34,7 @@ from bertkit.training.recipe import read_recipe
 from bertkit.training.run_dir import METRICS_FILE, PREDICTIONS, RECIPE_FILE
 from bertkit.training.study_results import STUDY_RESULT, StudyResults
 
-UNDECIDED_VERDICT = "not told apart"
+UNDECIDED_VERDICT = "no clear difference"
 MOST_ROWS = 10  # shown of the rows on which methods differ, over all comparisons
 MOST_TEXTS = 2  # shown of a row
 SMALLEST = 1e-9  # points; a smaller difference is that of rounding
@@ -109,7 +109,7 @@ class MethodComparison:
         return intervals.compute_mcnemar(*(right == 1)) if is_classified else None
 
     def estimate(self) -> float | None:
-        """Return what would be enough, as `estimate_factor`; None if the difference is told, or there is none."""
+        """Return what would be enough, as `estimate_factor`; None if the difference is clear, or there is none."""
         if self.verdict != UNDECIDED_VERDICT or abs(self.contrast.value) < SMALLEST:
             return None
         return intervals.estimate_factor(self.contrast, self.comparisons)

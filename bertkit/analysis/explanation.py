@@ -2,7 +2,7 @@
 
 The logits that decided a result are attributed to the token embeddings by integrated gradients (Sundararajan et al.
 2017, "Axiomatic Attribution for Deep Networks"; captum): the gradient is integrated on the straight line from a
-baseline, in which every token but [CLS] and [SEP] is [MASK], to the input. [MASK] is the one token that pre-training
+baseline, in which every token except [CLS] and [SEP] is [MASK], to the input. [MASK] is the one token that pre-training
 has taught to stand for a word that is not known; [PAD] is never computed on here, so its embedding is arbitrary. A
 word's attribution is the sum over its tokens. All attributions add up to the logit's rise above the baseline, except
 for the error of the integral, which is reported as a share of the logit; steps are doubled until it is small.

@@ -1,8 +1,8 @@
 """Slices of a prediction table, the worst first: by length, unknown tokens, label, and input columns with few values.
 
 A slice's score has a 95 % interval, because small slices differ by chance; they are sorted by the interval's better
-end, so that a slice that is surely worse comes before one that may be. Slices below LEAST_ROWS rows are left out, and
-so is whatever does not tell rows apart.
+end, so a slice that is surely worse comes before one that may be. Slices below LEAST_ROWS rows are left out, and so
+are columns with one value for all rows.
 
 The score is the share of right rows where rows have labels (of several, all must be right), because Matthews
 correlation or F1 of a slice with a single label is undefined; the root mean squared error for numbers, because a slice

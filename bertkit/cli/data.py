@@ -45,7 +45,7 @@ def doctor(
     model: Annotated[
         list[str] | None,
         SourceOption(
-            help="Checkpoint whose tokenizer counts tokens, and whose vectors find label errors and give expected "
+            help="Checkpoint that counts tokens, finds label errors by its vectors and gives expected "
             "scores (default: the task's); repeat it to compare expected scores.",
             metavar="NAME",
         ),

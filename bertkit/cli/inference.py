@@ -324,7 +324,7 @@ def compare(
     split: Annotated[str | None, typer.Option(help="Split of runs, such as test (default: dev).")] = None,
     as_json: JsonFile = None,
 ) -> None:
-    """Compare models on the same rows: better, worse or not told apart, and the rows on which they differ.
+    """Compare models on the same rows: better, worse or no clear difference, and the rows on which they differ.
 
     Each is compared with the first. Runs that differ only in their seed are one method.
 

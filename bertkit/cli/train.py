@@ -237,7 +237,7 @@ def study(
     workers: Workers = "1",
     dry_run: DryRun = False,
 ) -> None:
-    """Run a table of runs: recipe variants x tasks x a grid, with seeds, beside the paper's values.
+    """Run a table of runs: recipe variants x tasks x a grid, with seeds, next to the paper's values.
 
     If it is killed, the same command continues it.
 

@@ -144,7 +144,7 @@ def list_near_repeats(
     """Return the rows of each split that nearly equal a row of train or an earlier row, but equal none.
 
     A row is compared with the first row of train and of its split, and with the row before it, among those that agree
-    with it in a band. So the time is proportional to the number of rows.
+    with it in a band. Therefore the time is proportional to the number of rows.
 
     Args:
         keys: Split -> the result of `hash_rows`, train first.

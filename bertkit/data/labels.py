@@ -207,7 +207,7 @@ def check_class_weights(given: Any) -> None:
 
 
 def match_weights(names: Collection[str], given: Mapping[str, float]) -> list[float]:
-    """Return the weight of each name from a table that must have all of them and no others."""
+    """Return the weight of each name from a table that must have exactly these names."""
     if wrong := sorted(set(given) ^ set(names)):
         listed = ", ".join(map(repr, wrong[:MOST_SHOWN]))
         raise UsageError(
@@ -222,7 +222,7 @@ def make_label_space(
     """Return the label space of the training rows; `problem_type` "auto" decides the kind from their values.
 
     Args:
-        labels: The names of several columns, or of the positions of lists; by default the columns' own, or numbers.
+        labels: The names of several columns, or of the positions of lists; by default those of the columns, or numbers.
         label_sep: The text between several labels in a cell; by default |, or another if several labels are asked for.
     """
     shares = name_shares(train, columns, labels) if problem_type in ("auto", SINGLE) else ()

@@ -1,6 +1,7 @@
 """Splits and folds by a hash of each row's text, and the share of each label in them.
 
-Added rows move no others, and rows with equal texts are always in the same split. Left out: what is hashed.
+New rows do not change the split of the old ones, and rows with equal texts are always in the same split. Left out: what
+is hashed.
 """
 
 import hashlib

@@ -28,7 +28,7 @@ from bertkit.data.tokenizer import get_backend, get_cached_tokenizer
 from bertkit.system.files import take_fingerprint
 
 ABSENT = -1  # position of a word without a token
-NEXT_DOCUMENTS = 256  # next documents among which one is looked for that fills an update
+NEXT_DOCUMENTS = 256  # next documents that are searched for one that fills an update
 WORD_LETTER = rf"(?:(?![{UNSPACED}\p{{Cf}}])[\w\p{{N}}]|\p{{M}})"
 PART = rf"{WORD_LETTER}+"
 # Up to three marks inside a word belong to it, as in "U.N" and "O'Neill's"; every other mark is a word. Combining

@@ -98,7 +98,7 @@ def from_iob2(tags: Sequence[str], scheme: str) -> list[str]:
 def detect_scheme(sequences: Sequence[Sequence[str]]) -> tuple[str, int]:
     """Return the scheme of some sequences of tags, and how many of the tags do not follow it.
 
-    IOB1 and IOB2 are told apart by entities that do not follow one of their type.
+    IOB1 and IOB2 are distinguished by entities that do not follow one of their type.
     """
     marks = Counter(tag[0] for tag in chain.from_iterable(sequences))
     by_mark = {scheme: sum(marks[mark] for mark in ends) for scheme, ends in ENDS.items()}

@@ -1,4 +1,4 @@
-"""The address of a server; it imports no torch, so that a port in use is told soon."""
+"""The address of a server; it imports no torch, so that a port in use is reported soon."""
 
 import ipaddress
 import socket

@@ -1,7 +1,7 @@
 """Combine several finished SQuAD runs by the mean probability of their answers (paper section 4.2, Table 2).
 
 An answer's weight is the mean, over the runs, of its probability among a run's best answers, 0 if it is not one of
-them. The logarithm of that mean takes the place of S.T_i + E.T_j. No answer (2.0) is treated as an answer, so the odds,
+them. The logarithm of that mean replaces S.T_i + E.T_j. No answer (2.0) is treated as an answer, so the odds,
 the threshold tau and the files have the same form as those of a single run.
 
 Differs from the paper: it does not say how its seven systems, of different checkpoints and seeds, are combined.

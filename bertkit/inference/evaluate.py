@@ -65,7 +65,7 @@ from bertkit.training.run_dir import (
 from bertkit.training.scoring import score_rows
 
 MISTAKES_FILE = "mistakes.csv"  # in the directory of an evaluation
-SCORED = "scored"  # the name of the scored rows where leaks from train are looked for
+SCORED = "scored"  # the name of the scored rows in the search for leaks from train
 
 
 @dataclass(frozen=True, eq=False)
@@ -330,5 +330,5 @@ def read_train(scored: ScoredModel, report: Report) -> ExampleRows | None:
     try:
         return scored.task.tabulate_examples(load_again(scored, ignore)[TRAIN_SPLIT])
     except UsageError as error:
-        report(f"the training texts cannot be read, so that rows that were trained on are not looked for: {error}")
+        report(f"the training texts cannot be read, so leaks from training are not counted: {error}")
         return None

@@ -49,7 +49,7 @@ from bertkit.training.run_dir import RECIPE_FILE, read_record
 
 INPUTS_A_CHUNK = 2048  # inputs read, encoded and answered at a time
 CHARACTERS_A_CHUNK = 4_000_000  # limit of a chunk with long inputs; about 500 MB of tokens and scores
-REDACTED_TEXT = ".txt"  # ends the name of a file with nothing but redacted texts
+REDACTED_TEXT = ".txt"  # ends the name of a file with redacted texts only
 TOP_WORDS = 5  # words for each mask
 MOST_NAMED = 10  # truncated inputs listed in a message
 CONFIG_FILE = "config.json"
@@ -395,7 +395,7 @@ def get_task(name: str, config: Any) -> Task:
 
 
 def load_export(directory: Path, precision: str, report: Report) -> tuple[OnnxModel, Any]:
-    """Return the model of an export and its tokenizer, without torch and transformers if it is BERT's own."""
+    """Return the model of an export and its tokenizer, without torch and transformers if it is BERT's tokenizer."""
     with as_usage_error(str(directory / CONFIG_FILE), EXPORT_AGAIN):
         config = msgspec.json.decode((directory / CONFIG_FILE).read_bytes(), type=ExportConfig)
     get_task(str(directory), config)

@@ -413,7 +413,7 @@ def serve(
     limit_kernels()
     with bind(host, port, token) as listener:
         port = listener.getsockname()[1]
-        # In a thread that ends: beside another thread with OpenMP workers, those of the model's thread sleep between
+        # In a thread that ends: next to a second thread with OpenMP workers, those of the model's thread sleep between
         # operations, and a text takes up to half as long again.
         with ThreadPoolExecutor(1) as loading:
             predictor = loading.submit(Predictor, run, precision=precision).result()

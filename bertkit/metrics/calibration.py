@@ -53,7 +53,7 @@ def choose_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
     """Return `fit_temperature`, or 1 where the rows do not show that it lowers the log loss of other rows.
 
     The gain is that of temperatures fitted on the other FOLDS - 1 parts of the rows; its mean must be above its
-    standard error. If all rows are right, the best temperature is 0 however often the model errs elsewhere.
+    standard error. If all rows are right, the best temperature is 0, even if the model errs elsewhere.
 
     Args:
         logits: (S, L), finite.

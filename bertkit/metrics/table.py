@@ -23,7 +23,7 @@ import pyarrow as pa
 LABEL, PREDICTION, PROBABILITY_PREFIX, WEIGHT = "label", "prediction", "probability_", "weight"
 BASELINE, BASELINE_PROBABILITY = "baseline_prediction", "baseline_probability"  # the class of a baseline, if it has one
 SPELLED = "_spans"  # ends the names of columns with the spans of label and prediction, as their text spells them
-# Columns by whose presence a table's kind is told.
+# Columns by whose presence a table's kind is recognised.
 KIND_COLUMNS = {"em", "f1", "strict_right", "strict_found", f"{LABEL}{SPELLED}", f"{PREDICTION}{SPELLED}"}
 FACTS = "bertkit."
 NAMES = pa.list_(pa.string())  # several labels, tags, right answers

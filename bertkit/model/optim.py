@@ -2,8 +2,8 @@
 
 Without bias correction the first steps are larger than Adam's. Warm-up hides this in pre-training, but fine-tuning on
 small sets becomes unstable (Mosbach et al. 2021); the `stable` preset uses torch's AdamW, which corrects the bias. The
-Trainer chooses the parameters that decay (all but LayerNorm and biases); the learning rate follows transformers' linear
-schedule.
+Trainer chooses the parameters that decay (all except LayerNorm and biases); the learning rate follows transformers'
+linear schedule.
 """
 
 from collections.abc import Callable, Iterable

@@ -144,7 +144,7 @@ class Packed(Layout):
     others: "Packed | None" = None  # the layout of all tokens, if this one is narrowed
     copies: dict[torch.device, "Packed"] = field(default_factory=dict, init=False)
     moves: dict[int, tuple[Tensor, Tensor, Tensor | None]] = field(default_factory=dict, init=False)
-    # (B + 1,) the offsets as int32, for kernels that take no others; at a cached property a graph would break
+    # (B + 1,) the offsets as int32, for kernels that take only these; at a cached property a graph would break
     bounds: Tensor = field(init=False)
 
     def __post_init__(self) -> None:

@@ -97,7 +97,7 @@ def make_square(
 def grade_cells(study: StudyResults, cells: Sequence[StudyCell]) -> dict[str, float]:
     """Return the grade of each cell of one column by directory, from 0 (worst mean) to 1 (best mean).
 
-    Means far below the median are graded 0 as well, so that a run that failed to learn does not make the others alike.
+    Means far below the median are graded 0 as well, so a run that failed to learn does not make the others alike.
     Cells without a mean are left out.
     """
     sign = -1 if study.columns[cells[0].column].lower_is_better else 1

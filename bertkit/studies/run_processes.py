@@ -65,7 +65,7 @@ class State:
 
 
 def do_run(recipe: Path, output: Path, milestones: Collection[int], report: Report, progress: Progress) -> None:
-    """Do a run of a study; every error but the loss of another process becomes one line.
+    """Do a run of a study; every error except the loss of another process becomes one line.
 
     Raises:
         ProcessLost: Another process of the run was lost.
@@ -178,7 +178,7 @@ class Runs:
     should_stop: Callable[[RunJob], str] = lambda job: ""
     signals: list[int] = field(default_factory=list)
     known: dict[str, State] = field(default_factory=dict)  # the states of the runs by output directory
-    # Why processes were told to end, by output directory; they are not started again
+    # Why processes had to end, by output directory; they are not started again
     ended: dict[str, str] = field(default_factory=dict)
 
     def execute(self) -> int:
@@ -282,9 +282,9 @@ def read_loss(output: Path, changed: int) -> Mapping[str, float]:
 
 
 def read_end(log: Path) -> tuple[str, str]:
-    """Return why a run has failed as bertkit's last message in an output says it, or nothing, and the last line.
+    """Return why a run has failed, from bertkit's last message in an output, or nothing, and the last line.
 
-    A process that was told to stop says so too, because another one of its run was lost.
+    A process that had to stop says so too, because another one of its run was lost.
     """
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
     lines = [line for line in lines[-LINES_READ:] if line.strip()] or ["it wrote nothing"]

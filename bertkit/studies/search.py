@@ -223,7 +223,7 @@ class Search:
             trial = self.optuna.trial.Trial(self.study, known)
         else:
             trial = self.study.ask()
-        # By the number, so that a search that was stopped proposes the same values as one that was not.
+        # By the number: a stopped search then proposes the same values as one without a stop.
         draw = np.random.SeedSequence([self.recipe.train["seed"], trial.number + 1]).generate_state(1)
         self.study.sampler = self.optuna.samplers.TPESampler(seed=int(draw[0]))
         for axis, value in self.usual.items():

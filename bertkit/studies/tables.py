@@ -23,7 +23,7 @@ MARK = " †"  # on a score with a run that is no better than the majority class
 
 
 def write_table(study: StudyResults) -> str:
-    """Return the text of table.md: the chosen scores beside the paper's, explanations, every cell, and failures."""
+    """Return the text of table.md: the chosen scores next to the paper's, explanations, every cell, and failures."""
     parts = [f"# {describe_size(study)}", "", *format_table(tabulate_summary(study)), "", explain_scores(study)]
     if note := join_note(study):
         parts += ["", note]
@@ -127,7 +127,7 @@ def has_intervals(study: StudyResults) -> bool:
 
 
 def shows_best(study: StudyResults) -> bool:
-    """Return whether best runs have lines of their own; they do not if means stand beside the paper's means."""
+    """Return whether best runs have lines of their own; they do not if means stand next to the paper's means."""
     return study.definition["select"] == "best" or not has_paper(study)
 
 
@@ -198,7 +198,7 @@ def tabulate_summary(study: StudyResults, find_link: Callable[[str], str] = lamb
     """Return a table like the paper's: rows by columns, with the paper's values below each row if there are any.
 
     Without any, the published scores that the tasks know come last, and then the systems that the study cites, also in
-    columns of their own. So are the baselines of data without published scores. `find_link` returns the link of a run.
+    columns of their own, like the baselines of data without published scores. `find_link` returns the link of a run.
     """
     rows = {name: take_score_row(study, name) for name in study.columns}
     baselines = {name: list_baselines(study, name) for name in study.rows}

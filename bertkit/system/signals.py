@@ -84,7 +84,7 @@ def leave_signals_to_parent() -> None:
 def _obey_parent() -> None:
     """End this process at a SIGTERM from its parent, or when that has died.
 
-    It must not write beside the command that takes the place of the dead one.
+    It must not write while the command that replaces the dead one writes.
     """
     while parent_process().is_alive():
         if not hasattr(signal, "sigtimedwait"):

@@ -1,10 +1,10 @@
 """The kinds of labels of a text: one class, several labels, or a number, with all that differs between them.
 
-A kind is told by the `problem_type` of a configuration or by a prediction table. Its labels are (S,) the numbers of
-classes, (S, L), 0 or 1 for each of several labels, or (S,) numbers.
+A kind is recognised by the `problem_type` of a configuration or by a prediction table. Its labels are (S,) the numbers
+of classes, (S, L), 0 or 1 for each of several labels, or (S,) numbers.
 
-Left out: the cells of a person's own table, which tell the kind first (`bertkit.data.labels`), the losses
-(`bertkit.model.heads`, by `problem_type`), and linear heads, which are told apart by their targets
+Left out: the cells of a person's own table, which decide the kind first (`bertkit.data.labels`), the losses
+(`bertkit.model.heads`, by `problem_type`), and linear heads, which are distinguished by their targets
 (`bertkit.tasks.frozen`).
 
 Shape letters: S rows, L labels.

@@ -86,7 +86,7 @@ if TYPE_CHECKING:
 
 UNDECIDED = -1  # label where the logits are NaN or infinite
 ENTITY_SCORES = {"precision": "precision", "recall": "recall", "f1": "F1", "strict_f1": "strict F1"}
-NO_TOKEN = -1.0  # in the place of a probability of a word without a token, which cannot be redacted
+NO_TOKEN = -1.0  # instead of a probability of a word without a token, which cannot be redacted
 WORD_SCORES = {"accuracy": "accuracy", "macro_f1": "macro F1"}  # scores of words with classes
 NER_PAPER = {  # Table 7
     "f1": {"BERT-base, dev": 0.964, "BERT-large, dev": 0.966},

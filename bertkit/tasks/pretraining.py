@@ -1,7 +1,8 @@
 """Pre-training: masked LM and next sentence on raw text (paper sections 3.1, A.1 and A.2), as a Task.
 
 One map-style data set covers the whole run: a position gives a phase, an epoch, a pair and its masks, all computed from
-the seed. So the Trainer reads it in order, and a resumed run continues with exactly the batch it would have seen.
+the seed. Therefore the Trainer reads it in order, and a resumed run continues with exactly the batch it would have
+seen.
 
 Differs from the paper: the reference code draws the masks of its ten copies of the data once; here masks are drawn
 afresh in every epoch (the pairs still come from `dupe_factor` copies, used in turn).

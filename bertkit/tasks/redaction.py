@@ -1,4 +1,4 @@
-"""Redact the names of a text: each is replaced by its type, or by its type and a number that tells names apart.
+"""Redact the names of a text: each is replaced by its type, or by its type and a number for each name.
 
 Left out: which words are names (`bertkit.tasks.ner`), and what a threshold redacts of right names
 (`bertkit.metrics.ner`).

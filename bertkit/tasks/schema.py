@@ -17,7 +17,7 @@ def make_input(properties: Mapping[str, Schema], sample: Mapping[str, Any]) -> S
 
 
 def make_object(properties: Mapping[str, Schema], optional: Collection[str] = ()) -> Schema:
-    """Return the schema of an object with these properties and no others."""
+    """Return the schema of an object with exactly these properties."""
     required = [name for name in properties if name not in optional]
     return {
         "type": "object",

@@ -189,7 +189,7 @@ class SquadTask(FineTuningTask):
         return examples
 
     def is_official(self, source: str) -> bool:
-        """Return whether this is a folder of the official files, or a folder without splits of a person's own."""
+        """Return whether this is a folder of the official files, or one without splits of other data."""
         if not source:
             return True
         files = (os.path.join(source, self.name_file(split)) for split in SQUAD_SPLITS)

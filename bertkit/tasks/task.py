@@ -59,7 +59,7 @@ class PredictionSettings:
     # label sets
     set_limit: float | None = None
     redact: str | None = None  # how names are redacted (`bertkit.tasks.redaction`); None: they are not
-    least: float | None = None  # takes the place of the model's `redaction_threshold`; None: that one
+    least: float | None = None  # replaces the model's `redaction_threshold`; None: that one
     # The same model as an export, which answers a sequence of at most `most_exported` tokens, or several of together
     # half as many, padding included
     exported: "OnnxModel | None" = None

@@ -141,7 +141,7 @@ class TextSequences(Items):
         return len(self.sequences)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """Return one text, as `sequences` does, with its soft label in the place of `labels`, and its weight."""
+        """Return one text, as `sequences` does, with its soft label instead of `labels`, and its weight."""
         item = self.sequences[index]
         if self.shares is not None:
             item["labels"] = self.shares[index]
@@ -163,7 +163,7 @@ class TextSequences(Items):
 
 
 class TextTask(FineTuningTask):
-    """Texts or pairs with one label, several labels or a number each, in a table of one's own."""
+    """Texts or pairs with one label, several labels or a number each, in any table."""
 
     name = command = "classify"
     title = "your texts"
@@ -276,7 +276,7 @@ class TextTask(FineTuningTask):
     def encode(
         self, examples: TextExamples, tokenizer: Any, recipe: Any, split: str, report: Report = ignore
     ) -> TextSequences:
-        """Return the sequences of a split; all but train keep their rows, for the files of predictions."""
+        """Return the sequences of a split; all except train keep their rows, for the files of predictions."""
         pa.default_memory_pool().release_unused()  # the whole table has been divided, and its memory is free
         options = {name: recipe.data[name] for name in TEXT_OPTIONS}
         found = encode_long(examples, examples.labels, tokenizer, **options)

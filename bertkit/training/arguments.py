@@ -31,7 +31,7 @@ def make_arguments(recipe: Recipe, output: Path) -> TrainingArguments:
     precision = choose_precision(recipe.precision)
     os.environ.pop("ACCELERATE_MIXED_PRECISION", None)  # accelerate launch sets it, and it would win over the recipe
     if train.get("optim") == BERT_ADAM:
-        del train["optim"]  # bertkit's own, passed by `make_trainer`
+        del train["optim"]  # an optimizer of bertkit, passed by `make_trainer`
     train.pop("save_total_limit", None)  # BertTrainer rotates: the Trainer deletes before the new one is complete
     defaults = {
         "report_to": "none",

@@ -3,9 +3,9 @@
 Measured costs decide `max_steps`, so that the training on its ordinary schedule, its evaluations and its end fit into
 the time. The recipe in the run's directory has this number, and repeats the run without a clock.
 
-The faster of several timings counts. A timing beside other work is too slow, and one that is ten times too slow left
-two thirds of the time unused and a model that had learned nothing. A timing that is too fast costs less: the deadline
-ends the training, which then lacks only the last part of its falling rate.
+The faster of several timings counts. A timing while other work runs is too slow, and one that is ten times too slow
+left two thirds of the time unused and a model that had learned nothing. A timing that is too fast costs less: the
+deadline ends the training, which then lacks only the last part of its falling rate.
 """
 
 from math import ceil

@@ -1,4 +1,4 @@
-"""The time of `--budget`, and how much of it is left; it imports no torch, so that a mistake is told soon."""
+"""The time of `--budget`, and how much of it is left; it imports no torch, so that a mistake is reported soon."""
 
 import re
 import time

@@ -36,7 +36,7 @@ MOST_TIMED = 20  # updates are timed
 LONGEST_UPDATE = 4.0  # seconds that a timed update should take; of a larger one only a part is timed
 DISK_RATE = 2e8  # bytes a second of a checkpoint, until the first one has been timed
 END_SECONDS = 4.0  # for scores, their intervals, the card and the exit, beside predictions and the model
-MOST_SLOW = 10.0  # times that what is not measured may take longer beside other work
+MOST_SLOW = 10.0  # times that what is not measured may take longer while other work runs
 BUSY_LATER, BUSIER = 3.5, 1.5  # times that the end may take, if other processes come to a free or to a busy machine
 TRAIN_ONLY = {"eval_strategy": "no", "save_strategy": "no", "logging_strategy": "no", "report_to": "none"}
 TRAIN_ONLY |= {"eval_on_start": False, "load_best_model_at_end": False}
@@ -56,7 +56,7 @@ class Costs(msgspec.Struct, frozen=True):
     # seconds of an update in it
     parts: list[tuple[float, float]]
     seconds_per_row: float  # seconds of a predicted sequence
-    slowness: float  # wall time over the time that a thread has worked; more than 1 beside other work
+    slowness: float  # wall time over the time that a thread has worked; more than 1 while other work runs
     # Bytes of weights, gradients, optimizer and the activations of a micro-batch, in every process
     memory: dict[str, int]
 

@@ -92,7 +92,7 @@ def find_finished(output: Path, recipe: Recipe) -> dict[str, Any] | None:
 
 
 def check_free(output: Path) -> None:
-    """Check that a directory holds a run, or nothing but what comes before one."""
+    """Check that a directory holds a run, or only files that come before one."""
     if not (output / RECIPE_FILE).exists():
         check_empty(output, "run", DATA, SEARCH)
 
@@ -148,7 +148,7 @@ def start_directory(output: Path, recipe: Recipe, tokenizer: Any) -> None:
     """Write the first files of a run directory: recipe.toml and the tokenizer."""
     with as_usage_error(f"the directory {output}"):
         output.mkdir(parents=True, exist_ok=True)
-    # A complete tokenizer must never lie beside another run's recipe; vocab.txt is its last file to be written.
+    # A complete tokenizer must never lie next to another run's recipe; vocab.txt is its last file to be written.
     (output / VOCABULARY).unlink(missing_ok=True)
     save_recipe(recipe.to_dict(), output / RECIPE_FILE)
     save_tokenizer(tokenizer, output)

@@ -146,7 +146,7 @@ def compare(before: Any, after: Any, lines: Sequence[Sequence[str]]) -> str:
     kept = sum(all(pieces[0][part] == pieces[1][part] for part in line) for line in lines)
     return (
         f"{pluralize(len(lines), 'held-out line')}: {kept / len(lines):.1%} keep all pieces; "
-        f"pieces a word: {rates[0]:.3f} before, {rates[1]:.3f} after"
+        f"pieces per word: {rates[0]:.3f} before, {rates[1]:.3f} after"
     )
 
 

@@ -86,7 +86,9 @@ def test_a_small_difference_says_how_many_rows_would_be_enough(tmp_path, call):
     code, out, _ = call("compare", *runs, "--json", str(tmp_path / "new" / "out.json"))
     out = " ".join(out.split())
     assert code == 0
-    assert re.search(r"b against \S+/a: not told apart with 300 rows; about [\d.]+ times as many rows would be", out)
+    assert re.search(
+        r"b against \S+/a: no clear difference with 300 rows; about [\d.]+ times as many rows would be", out
+    )
     assert "enough: to tell the difference with a chance of 80 %, if it stays the same" in out
     assert "uncorrected" in out
     assert "two models are compared, not two methods" in out
@@ -223,7 +225,7 @@ def test_several_labels_are_in_any_order_and_include_those_that_are_only_predict
     lists = [["b", "a"], ["b"]] * 15
     pd.read_csv(paths[1]).assign(label=lists, prediction=lists).to_parquet(tmp_path / "c.parquet")
     (same,) = compare([paths[1], tmp_path / "c.parquet"])
-    assert (same.describe(), same.list_differing()) == ("not told apart with 30 rows: the scores are equal", [])
+    assert (same.describe(), same.list_differing()) == ("no clear difference with 30 rows: the scores are equal", [])
     assert not any("enough" in line for line in comment([same]))
 
 

@@ -77,7 +77,7 @@ def test_the_five_options_reach_the_runs_of_a_study(finish, files, monkeypatch, 
     monkeypatch.setattr("bertkit.studies.cells.describe_plan", lambda study: made.append(study) or [])
     finish(command, *COMMANDS[command], *list_words(GIVEN), *study, "--dry-run")
     assert made[0].seeds == ((7, 8) if "--restarts" in study else (7,))
-    assert made[0].grid == {}, "a value takes the place of an axis"
+    assert made[0].grid == {}, "a value replaces an axis"
     for row in made[0].rows.values():
         assert row.recipe["train"] == {"learning_rate": 3e-4, "num_train_epochs": 1.5}
         assert (row.recipe["batch_size"], row.recipe["data"]["max_length"]) == (4, 40)

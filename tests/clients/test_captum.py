@@ -1,4 +1,4 @@
-"""captum: attributions of a class to embeddings and layers, with padding in the batch, beside stock."""
+"""captum: attributions of a class to embeddings and layers, with padding in the batch, compared with stock."""
 
 import pytest
 import torch

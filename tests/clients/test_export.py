@@ -1,4 +1,4 @@
-"""torch.onnx, which begins with torch.export: graphs of our heads, of any batch size and length, beside stock."""
+"""torch.onnx, which begins with torch.export: graphs of our heads, of any batch size and length, and stock's."""
 
 import pytest
 import torch

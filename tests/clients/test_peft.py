@@ -1,4 +1,4 @@
-"""PEFT: LoRA and prompt tuning of our heads, beside stock."""
+"""PEFT: LoRA and prompt tuning of our heads, compared with stock."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""sentence-transformers: a real sentence encoder trained as our class, beside stock."""
+"""sentence-transformers: a real sentence encoder trained as our class, compared with stock."""
 
 from pathlib import Path
 

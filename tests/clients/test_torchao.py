@@ -1,4 +1,4 @@
-"""torchao: our heads with int8 weights, and with int8 activations too, beside stock."""
+"""torchao: our heads with int8 weights, and with int8 activations too, compared with stock."""
 
 import pytest
 import torch

@@ -79,7 +79,7 @@ def prune(lstm: nn.LSTM) -> nn.LSTM:
 
 
 class Subclass(nn.LSTM):
-    """A class that a program puts in the place of another."""
+    """A class that a program puts there instead of another."""
 
 
 def exchange(lstm: nn.LSTM) -> nn.LSTM:

@@ -147,7 +147,7 @@ class Fake:
 
 
 def end_trials(monkeypatch, write, code=0):
-    """Let the process of a trial do nothing but write what the test says, given its directory and output."""
+    """Let the process of a trial only write what the test says, given its directory and output."""
     monkeypatch.setattr(run_processes, "POLL", 0.0)
     monkeypatch.setattr(search, "start_command", lambda words, log, threads: write(Path(words[4]), log) or Fake(code))
 

@@ -70,7 +70,7 @@ def test_a_corpus_is_known_by_its_tokens(built, text, tmp_path):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_whole_words_of_a_built_corpus_give_the_run_that_their_text_gives(recipe, built_words, tmp_path, workers):
-    """So does the run that is stopped in the middle, and continued from the corpus."""
+    """A run that is stopped in the middle, and continued from the corpus, gives it too."""
     data = recipe["data"] | {"whole_word_masking": True}
     asked = {"corpus": [str(built_words / "divided.txt")], "vocab": str(built_words / "vocab"), "words": "spaces"}
     expected = run(Recipe.make(PRETRAIN, recipe | {"data": data | asked}), output=tmp_path / "text")

@@ -210,7 +210,7 @@ def make_commands() -> list[dict[str, str]]:
     steps = " --set train.max_steps=4"
     short, long = (values.format(16, "1e-4", length) + steps for length in (48, 96))
     grid = values.format("[8,16]", "[2e-4,1e-4]", 48) + steps
-    search = values.format(16, "1e-4", 48).replace("--set batch_size=16 ", "")  # all but one value is given
+    search = values.format(16, "1e-4", 48).replace("--set batch_size=16 ", "")  # all values except one are given
     windows = f"{long} --set data.doc_stride=32 --set data.max_query_length=24"
     tags = long.replace("1e-4", "1e-6")  # the first thing that training learns is to find no names
     ner = f"ner --data data/ner --set data.features_dir=cache {tags}"

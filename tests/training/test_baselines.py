@@ -168,7 +168,7 @@ def test_a_run_with_another_seed_finds_what_was_computed(root, cache, tmp_path, 
 
 
 def test_a_run_needs_no_cache(tmp_path, monkeypatch):
-    """An array is made where the cache has a file in the place of its folder, or a damaged array."""
+    """An array is made where the cache has a file instead of its folder, or a damaged array."""
     (tmp_path / "file").touch()
     monkeypatch.setattr(frozen, "locate_cache", lambda: tmp_path / "file" / "cache")
     assert frozen.keep_array("a", lambda: np.arange(3)).tolist() == [0, 1, 2]

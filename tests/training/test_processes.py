@@ -67,7 +67,7 @@ def assert_close_weights(one, other):
     found, expected = read_weights(one), read_weights(other)
     assert found.keys() == expected.keys()
     for name, weight in expected.items():
-        # Adam divides by the root of v: where a gradient is all but zero, rounding decides; hence the absolute part.
+        # Adam divides by the root of v: where a gradient is almost zero, rounding decides; hence the absolute part.
         np.testing.assert_allclose(found[name].numpy(), weight.numpy(), rtol=1e-4, atol=2e-4, err_msg=name)
 
 

@@ -315,7 +315,7 @@ def test_a_start_needs_a_head_that_can_be_solved(root, refused):
     ],
 )
 def test_an_open_start_is_solved_where_the_vectors_tell_something(root, tmp_path, columns, label, start, reason):
-    """A run whose start was decided has the weights of one whose start was given, and continues as it was begun.
+    """A run that decides its start has the weights of one with the same given start, and continues as it was begun.
 
     The checkpoint has no pooler: a random start has a random one, a solved start one that changes nothing.
     """

@@ -168,7 +168,7 @@ def test_a_line_says_what_changes_for_lines_that_chose_nothing(tmp_path):
     kept = np.mean([old.tokenize(line) == part.tokenize(line) for line in held_out])
     assert 0 < kept < 1
     figures = f"{count_pieces(old, held_out):.3f} before, {count_pieces(part, held_out):.3f} after"
-    assert said[0] == f"{len(held_out)} held-out lines: {kept:.1%} keep all pieces; pieces a word: {figures}"
+    assert said[0] == f"{len(held_out)} held-out lines: {kept:.1%} keep all pieces; pieces per word: {figures}"
     assert [new.tokenize(line) for line in lines] == [old.tokenize(line) for line in lines]
     sizes = [
         sum(x.nbytes for x in load_file(tmp_path / name / "model.safetensors").values()) for name in ("bert", "all")

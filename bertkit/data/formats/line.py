@@ -310,7 +310,7 @@ def walk_sheet(path: Path, notes: list[str]) -> Rows:
                 if any(cells):
                     width = width or len(cells)
                     yield number, cells + [""] * (width - len(cells))
-        except Exception as error:  # zipfile's, the parser's of XML and openpyxl's own
+        except Exception as error:  # of zipfile, of the XML parser and of openpyxl
             raise UsageError(f"{path} cannot be read as Excel ({join_lines(error)}); save it again") from None
 
 

@@ -3,10 +3,11 @@
 Pairs are planned from sentence lengths alone: the sentences of a document are contiguous in one flat array of token
 ids, so both segments of a pair, truncated or not, are ranges of that array.
 
-The random numbers of a chunk are a pure function of (seed, max_length, copy, document, the chunk's first sentence). So
-every document can be planned independently; each chunk begins later than the one before, so none is used twice.
-The end of the chunk that would begin with a sentence is computed for all sentences in one vectorised step, before it is
-known which of them begin a chunk. Only the first sentence of each chunk has to be stored until its pair is needed.
+The random numbers of a chunk are a pure function of (seed, max_length, copy, document, the chunk's first sentence).
+Therefore every document can be planned independently; each chunk begins later than the one before, so none is used
+twice. The end of the chunk that would begin with a sentence is computed for all sentences in one vectorised step,
+before it is known which of them begin a chunk. Only the first sentence of each chunk has to be stored until its pair is
+needed.
 
 Left out: masks (`masking.py`), and the shuffling of documents and pairs, which the data set does.
 """

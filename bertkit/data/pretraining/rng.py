@@ -1,8 +1,8 @@
 """Random numbers as a pure function of a key and a counter, for pairs, masks and the order of samples.
 
-They come from a hash and not from a generator. So they do not depend on the composition and order of batches, the
-padding or the number of workers; a run resumes anywhere without drawing earlier numbers; and a whole batch is drawn in
-one vectorised call. The hash is splitmix64 (Steele, Lea and Flood 2014).
+They come from a hash and not from a generator. Therefore they do not depend on the composition and order of batches,
+the padding or the number of workers; a run resumes anywhere without drawing earlier numbers; and a whole batch is drawn
+in one vectorised call. The hash is splitmix64 (Steele, Lea and Flood 2014).
 """
 
 import numpy as np

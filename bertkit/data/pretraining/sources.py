@@ -233,7 +233,7 @@ RULES = {  # rule -> its lines, in Wikipedia's plain text from the Hub, WikiExtr
 def keep_passages(lines: Iterable[str], noted: Noted) -> Iterator[str]:
     """Yield the lines of text and the blank ones, as 3.1 asks for ("ignore lists, tables, and headers").
 
-    Lines that fit a rule are left out. So is a run of short lines if none begins with a small letter or ends with a
+    Lines that fit a rule are left out, and so is a run of short lines if none begins with a small letter or ends with a
     punctuation mark, and a blank, a long or a left-out line follows; other runs may be verses or wrapped paragraphs.
     """
     run: list[str] = []

@@ -79,7 +79,7 @@ def test_directory_is_read_in_the_order_of_its_paths(tmp_path):
     os.symlink(tmp_path / "gone", tmp_path / "gone.txt")
     (tmp_path / "folder.txt").mkdir()
     write(tmp_path / "a.md", "Other names have to be given themselves.\n")
-    write(tmp_path / ".hidden.txt", "So have hidden files.\n")
+    write(tmp_path / ".hidden.txt", "Hidden files do not count.\n")
     write(tmp_path / ".cache" / "old.txt", "Caches of other programs are not a corpus.\n")
     assert read(tmp_path) == [["First."], ["Second."], ["Third."], ["Fourth."], ["Fifth."], ["Third."]]
     assert read(tmp_path / "b.txt", tmp_path / "a.md") == [["Third."], ["Other names have to be given themselves."]]

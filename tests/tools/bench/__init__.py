@@ -1,1 +1,1 @@
-"""Speed and memory beside plain transformers: `python -m tests.tools.bench`, `make bench`, `make gpu`."""
+"""Speed and memory compared with plain transformers: `python -m tests.tools.bench`, `make bench`, `make gpu`."""

@@ -1,4 +1,4 @@
-"""Measure this package beside plain transformers, from a checkout.
+"""Measure this package and plain transformers, from a checkout.
 
     python -m tests.tools.bench train|predict|serve|profile|scale|gpu [options]
 

@@ -1,4 +1,4 @@
-"""Predict classes of texts beside the pipeline of plain transformers at several batch sizes.
+"""Predict classes of texts here and by the pipeline of plain transformers at several batch sizes.
 
     python -m tests.tools.bench predict RUN --input texts.txt --export EXPORT
 

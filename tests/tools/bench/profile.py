@@ -46,7 +46,7 @@ class ProfileUpdates(TrainerCallback):
             self.profiler.stop()
 
     def synchronize(self) -> None:
-        """Wait for the kernels, so that they belong to the updates that they are counted to."""
+        """Wait for the kernels, so each belongs to the update to which it is counted."""
         if self.on_cuda:
             torch.cuda.synchronize()
 

@@ -248,7 +248,7 @@ def measure_corpus(folder: Path, gigabytes: float) -> list[list[str]]:
 def write_corpus(folder: Path, tokens: int) -> int:
     """Write a corpus as `bertkit corpus build` lays it out, whose shards are holes, and return its tokens.
 
-    A shard has no ends of sentences: the index has those of the whole corpus, and reading needs no others.
+    A shard has no ends of sentences: the index has those of the whole corpus, and reading needs only these.
     """
     (folder / SHARDS).mkdir(parents=True)
     save_tokenizer(make_tokenizer([*SPECIAL_TOKENS, *WORDS], cased=False), folder)

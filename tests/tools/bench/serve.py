@@ -1,4 +1,4 @@
-"""Serve texts beside the pipeline of plain transformers behind FastAPI: the highest rate at a bounded latency.
+"""Serve texts here and by the pipeline of plain transformers behind FastAPI: the highest rate at a bounded latency.
 
     python -m tests.tools.bench serve RUN --words 62 --limit 100
 

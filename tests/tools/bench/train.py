@@ -1,4 +1,4 @@
-"""Train beside plain transformers: speed and memory of pretraining (pretrain, mlm) and of fine-tuning on a task.
+"""Train here and with plain transformers: speed and memory of pretraining (pretrain, mlm) and of fine-tuning on a task.
 
     python -m tests.tools.bench train pretrain --size small
     python -m tests.tools.bench train rte --model MINILM --data GLUE

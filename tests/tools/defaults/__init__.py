@@ -1,4 +1,4 @@
-"""Measure what is learned from small tables: `preset = "auto"` beside simple ways and beside other programs.
+"""Measure what is learned from small tables: `preset = "auto"`, simple ways and other programs.
 
     python -m tests.tools.defaults DATA MODEL OUT [WAY or name of data …]
     python -m tests.tools.defaults DATA MODEL OUT --choices or --table

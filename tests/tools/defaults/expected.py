@@ -1,7 +1,7 @@
 """Check the doctor's expected scores on real data: `python -m tests.tools.defaults.expected DATA MODEL OUT`.
 
 OUT is the folder of the runs of `tests.tools.defaults`. It prints what the doctor expects of each table, beside the
-score on dev that `auto` reached from the same rows. With `--forecasts` in the place of OUT it counts how often the
+score on dev that `auto` reached from the same rows. With `--forecasts` instead of OUT it counts how often the
 interval of the forecast has the score that the same baseline reaches with twice the rows, on 1,000 others.
 """
 

@@ -146,7 +146,7 @@ def tabulate(out: Path, figures: Rows) -> Iterator[tuple[str, Rows]]:
 def contrast_runs(firsts: Runs, seconds: Runs) -> str:
     """Return how far the second runs are above the first ones, marked where that is more than the interval.
 
-    Two or three seeds give a wide interval, so that another mark is for that of the rows alone.
+    Two or three seeds give a wide interval, so another mark is for the interval of the rows alone.
     """
     before, after = pair_seeds(firsts, seconds)
     if not before:
