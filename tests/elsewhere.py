@@ -1,6 +1,6 @@
 """`python -m tests.elsewhere COMMAND …`: a command of bertkit as on a system that is not Linux.
 
-The modules of bertkit, and no others, find none of the modules and names that only POSIX systems have, and processes
+Only the modules of bertkit lack the modules and names that only POSIX systems have, and processes
 can only be spawned. Left out: paths, line ends and locks of such a system.
 """
 

@@ -41,8 +41,6 @@ FORBIDDEN = {  # form -> what to write instead
     r"\b(whereof|whereby|wherein|thereof|thereby|therein|lest|whilst|amid|hitherto|nought)\b": "plain words",
     r"\bmakes? up for\b|\bof its own accord\b|\bsays? so itself\b": "plain words",
     r"\b(the|a) (twin|herald|crew|tally|board)\b": "the standard term",
-}
-FORBIDDEN_IN_PROSE = {  # not yet in the results and the notebook
     rf"{START}So (?!that\b|far\b)": "therefore; so … in the same sentence",
     r"\bsays? it\b(?! is)": "records, prints or names, with its object",
     r"\b(tell|tells|told|telling) (\w+ )?apart\b": "distinguish; no clear difference",
@@ -61,7 +59,6 @@ FORBIDDEN_IN_PROSE = {  # not yet in the results and the notebook
     r"\bbeside (plain|stock|transformers'|other|simple|the paper|the pipeline|another)\b": "compared with; while",
     r"\b(paragraph|sentence|piece|document|word|pair)s? an? (line|row|piece|word|update|document)\b": "… per …",
 }
-FIGURES = {ROOT / "recipes" / "RESULTS.md", *(ROOT / "recipes" / "notebook").glob("*.md")}
 
 
 def compile_forms(forms):
@@ -69,8 +66,7 @@ def compile_forms(forms):
     return re.compile("|".join(f"(?P<f{index}>{form})" for index, form in enumerate(forms)), re.MULTILINE)
 
 
-OLDER, ALL = compile_forms(FORBIDDEN), compile_forms({**FORBIDDEN, **FORBIDDEN_IN_PROSE})
-INSTEAD = [*FORBIDDEN.values(), *FORBIDDEN_IN_PROSE.values()]
+ALL, INSTEAD = compile_forms(FORBIDDEN), list(FORBIDDEN.values())
 
 
 def read_code(path):
@@ -104,7 +100,7 @@ def find_forms(path):
     found = []
     for line, text in read_code(path) if path.suffix == ".py" else read_page(path):
         flat = re.sub(r"\s+", " ", text.strip())
-        for match in (OLDER if path in FIGURES else ALL).finditer(flat):
+        for match in ALL.finditer(flat):
             instead = INSTEAD[int(next(name for name, words in match.groupdict().items() if words)[1:])]
             around = flat[max(0, match.start() - 25) : match.end() + 25]
             found.append(f"{path.relative_to(ROOT)}:{line}: {around!r} -> {instead}")
