@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 TEXTS_A_BATCH = 10_000  # texts tokenized in one call
 TOKENS_A_BATCH = 8192
-MOST_TOKENS = 512  # positions of the published BERTs
 IGNORED = -100  # label of positions without a loss, as in torch.nn.functional.cross_entropy
 
 Pieces = list[np.ndarray]  # the tokens of a text, or of the two of a pair
@@ -154,11 +153,12 @@ def encode_inputs(
     return Sequences(ids, ends, np.array(seconds), labels, np.array(shortened), np.array(counts))
 
 
-def report_cut(data: Sequences, is_windowed: bool, report: Report) -> None:
+def report_cut(data: Sequences, is_windowed: bool, most: int, report: Report) -> None:
     """Report how many training texts are truncated, or have several windows.
 
     Args:
         is_windowed: Whether long texts have windows; then only the shorter text of a pair is truncated.
+        most: The number of tokens that the model can read at once.
     """
     count = f"of {len(data.counts):,} training texts"
     if several := int((data.counts > 1).sum()):
@@ -166,8 +166,8 @@ def report_cut(data: Sequences, is_windowed: bool, report: Report) -> None:
     if truncated := int(data.shortened.sum()):
         length = int(np.diff(data.ends, prepend=0).max())
         ways = []
-        if length < MOST_TOKENS:
-            ways.append(f"data.max_length (up to {MOST_TOKENS})")
+        if length < most:
+            ways.append(f"data.max_length (up to {most})")
         if not is_windowed:
             ways.append("data.long=mean")
         remedy = f"; {' or '.join(ways)} reads more of them" if ways else ""

@@ -37,7 +37,7 @@ RECIPES = "recipes"  # the folder of a study with the recipes of its runs and th
 TRIES = 4  # for a run whose processes die without progress: it is started again at most three times
 LINES_READ = 100  # at the end of a process's output; torchrun adds some to the error
 GRACE = 60.0  # seconds for a process to finish an update and write a checkpoint
-KILLED = 137  # exit code of a process that SIGKILL ended, a signal that Windows lacks
+KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has only SIGTERM, which ends a process there at once
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def follow_starter() -> None:
     def wait_and_end() -> None:
         while os.read(0, 1024):
             pass
-        os._exit(KILLED)
+        os.kill(os.getpid(), KILL)
 
     Thread(target=wait_and_end, daemon=True).start()
 

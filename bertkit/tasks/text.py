@@ -284,7 +284,7 @@ class TextTask(FineTuningTask):
         if split != "train":
             return TextSequences(found, examples.space, examples.rows, examples.rule, weights=weights)
         is_windowed = options["long"] in POOLED
-        report_cut(found.sequences if is_windowed else found, is_windowed, report)
+        report_cut(found.sequences if is_windowed else found, is_windowed, tokenizer.model_max_length, report)
         return TextSequences(found, examples.space, shares=examples.shares, weights=weights)
 
     def configure(self, recipe: Any, tokenizer: Any, examples: Any) -> dict[str, Any]:

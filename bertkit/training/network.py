@@ -82,6 +82,12 @@ def fit_lengths(task: Task, recipe: "Recipe", positions: int) -> "Recipe":
     return recipe
 
 
+def count_positions(recipe: "Recipe") -> int:
+    """Return how many tokens the model of a recipe can read at once."""
+    config = load_config(recipe.checkpoint) if recipe.checkpoint else make_config(recipe.model)
+    return config.max_position_embeddings
+
+
 def name_head(task: Task, recipe: "Recipe") -> str:
     """Return the name of the class to train: the task's head, or another one that the recipe asks for."""
     name = task.head

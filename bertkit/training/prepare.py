@@ -19,6 +19,7 @@ from bertkit.tasks.equal_rows import CheckedRows, check_rows, tabulate_splits
 from bertkit.tasks.examples import MOST_TRIAL_ROWS, divide
 from bertkit.tasks.task import TUNE
 from bertkit.tasks.text import TextExamples
+from bertkit.training.network import count_positions
 from bertkit.training.processes import join_processes
 from bertkit.training.recipe import Recipe
 from bertkit.training.run_dir import holds_run, start_directory
@@ -76,6 +77,7 @@ def prepare(recipe: Recipe, report: Report = ignore, output: Path | None = None,
             tokenizer = load_tokenizer(str(output))
         else:
             tokenizer = task.tokenize(recipe, examples, report)
+        tokenizer.model_max_length = count_positions(recipe)  # plain transformers truncates to it
         if output is not None and processes.is_main_process:
             start_directory(output, recipe, tokenizer)
     rows = tabulate_splits(task, examples) if processes.is_main_process else {}

@@ -10,7 +10,7 @@ import transformers
 
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.inference.predictor import Predictor, flatten_result
-from bertkit.model.checkpoint import load_model
+from bertkit.model.checkpoint import load_config, load_model
 from bertkit.model.heads import BertForSequenceClassification
 from bertkit.tasks.text import CLASSIFICATION
 from bertkit.training.prepare import prepare
@@ -52,7 +52,7 @@ def finish(start, folder, tmp_path_factory):
 @pytest.mark.parametrize(
     ("long", "said"),
     [
-        ("truncate", "are truncated to 16 tokens; data.max_length (up to 512) or data.long=mean reads more of them"),
+        ("truncate", "are truncated to 16 tokens; data.max_length (up to {most}) or data.long=mean reads more of them"),
         ("mean", "have several windows, {windows} windows in all"),
     ],
 )
@@ -63,7 +63,9 @@ def test_what_is_truncated_is_said_with_what_to_set(start, folder, long, said):
     windows = data.sequences if long == "mean" else data
     count = int(((windows.counts > 1) | windows.shortened).sum())
     assert 0 < count < 48
-    assert lines[-1] == f"{count} of 48 training texts {said.format(windows=len(windows))}"
+    most = load_config(str(start)).max_position_embeddings
+    assert most == prepared.tokenizer.model_max_length < 512
+    assert lines[-1] == f"{count} of 48 training texts {said.format(windows=len(windows), most=most)}"
 
 
 @pytest.mark.parametrize(
