@@ -45,7 +45,7 @@ ONCE |= {"precision": "fp32", "preset": "paper", "batch_size": 8}
 SAMPLES = 2_000
 # Between two bootstraps of 2,000 samples, a limit differs by 2 % of the width and the width by 3 % (standard errors).
 LIMIT_TOLERANCE, WIDTH_TOLERANCE = 0.1, 0.07
-TINY = 1e-150  # in the place of 0 below a fraction
+TINY = 1e-150  # instead of 0 below a fraction
 
 
 # --- Runs and their tables --------------------------------------------------------------------------------------------
