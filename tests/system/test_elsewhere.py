@@ -23,7 +23,8 @@ COMMANDS = [
 
 
 def run_python(*words, folder=ROOT):
-    surroundings = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    threads = {"OMP_NUM_THREADS": "1"}  # as the tests themselves, for equal weights
+    surroundings = os.environ | threads | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
     return subprocess.run([sys.executable, *words], cwd=folder, env=surroundings, capture_output=True, text=True)
 
 
