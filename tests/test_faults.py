@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+import bertkit
 from bertkit.data.pretraining.tokenize import CHARACTERS_A_BATCH
 from bertkit.data.tokenizer import make_tokenizer, save_tokenizer, train_vocabulary
 from bertkit.errors import UsageError
@@ -40,6 +41,7 @@ from tests.official import (
     write_questions,
     write_reviews,
     write_squad,
+    write_swag,
     write_table,
 )
 
@@ -80,6 +82,35 @@ DOCTOR = (
     f"-m bertkit doctor PLACE/reviews.csv --text title,body --label stars --folds 3 {TINY} train.learning_rate=1e-3 "
     "train.num_train_epochs=6.0"
 )
+PYTHON = """
+import sys
+import warnings
+
+import bertkit
+from bertkit.system.signals import Interrupted
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore", bertkit.BertkitWarning)
+    named = {"text": ["title", "body"], "label": "stars", "model": "PLACE/bert", "output": "made"}
+    rates = {"learning_rate": 1e-3, "num_train_epochs": 8.0, "save_steps": 0.2}
+    try:
+        bertkit.train("classify", "PLACE/reviews.csv", precision="fp32", batch_size=8, train=rates, **named)
+    except Interrupted as stop:
+        print(f"bertkit: {stop}", file=sys.stderr)
+        sys.exit(128 + stop.number)
+"""
+STUDY = """
+seeds = [1, 2]
+column = [{ name = "stars", task = "classify" }]
+row = [{ name = "all" }, { name = "frozen", recipe = { freeze = "encoder" } }]
+
+[recipe]
+checkpoint = "PLACE/bert"
+precision = "fp32"
+batch_size = 8
+data = { text = ["title", "body"], label = ["stars"] }
+train = { learning_rate = 1e-3, num_train_epochs = 6.0, save_steps = 0.2 }
+"""
 CORPUS = "PLACE/script.py corpus build PLACE/long.txt --vocab PLACE/vocab --output made --workers 2"
 COMMANDS = [
     Command("pretrain", PRETRAIN, 16),
@@ -94,6 +125,10 @@ COMMANDS = [
     Command("ner --folds", f"{NER} --folds 3", 8),
     Command("squad of own questions", f"-m bertkit squad --version 2 --data PLACE/questions.jsonl {SQUAD}", 8),
     Command("classify in windows", f"{CLASSIFY} data.long=mean data.max_length=12 data.doc_stride=4", 8),
+    Command("swag", f"-m bertkit swag --data PLACE/swag {TINY} {EPOCHS} train.save_steps=0.2 data.max_length=40", 8),
+    Command("study", "-m bertkit study PLACE/study.toml --data PLACE/reviews.csv --output made", 8),
+    Command("bertkit.train", "PLACE/train.py", 8),
+    Command("evaluate", "-m bertkit evaluate PLACE/trained --data PLACE/reviews.csv --output made", 4),
     Command("doctor --folds", DOCTOR, 8),
     Command("corpus build", CORPUS, 8),
     Command("corpus build --deduplicate documents", f"{CORPUS} --deduplicate documents", 8),
@@ -123,6 +158,11 @@ def place(tmp_path_factory):
     write_table(folder / "entities.jsonl", rows)
     write_checkpoint(folder / "bert", hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
     write_checkpoint(folder / "run", labels=("yes", "no"), num_hidden_layers=1)
+    write_swag(folder / "swag")
+    for name, text in (("train.py", PYTHON), ("study.toml", STUDY)):
+        (folder / name).write_text(text.replace("PLACE", str(folder)))
+    given = {"text": ["title", "body"], "label": "stars", "model": str(folder / "bert"), "train": {"max_steps": 2}}
+    bertkit.train("classify", str(folder / "reviews.csv"), output=str(folder / "trained"), **given)
     return folder
 
 

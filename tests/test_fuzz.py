@@ -2,7 +2,7 @@
 
 Each reader starts from small valid files. One of them is spoiled in one to three positions - a byte, a line, a cell, a
 value of JSON or TOML - and then processed as far as in a run: a task's examples are encoded, a study is planned, a
-model predicts. The fast suite tries a few inputs for each reader, the slow one a thousand.
+model predicts, a server answers. The fast suite tries a few inputs for each reader, the slow one two thousand.
 """
 
 import copy
@@ -37,7 +37,7 @@ from tests.conftest import draft
 from tests.conftest import make_model as make_head
 
 RECIPES = Path(__file__).parents[1] / "recipes"
-FEW, MANY = 25, 1_000  # inputs of a reader in the fast suite and in the slow one
+FEW, MANY, REQUESTS = 25, 2_000, 500  # inputs of a reader in the fast suite and in the slow one, and of a server
 ACCEPTED = 0.05  # least share of inputs that are read without an error
 
 # --- Mutations --------------------------------------------------------------------------------------------------------
@@ -224,6 +224,21 @@ def prepare_table(name: str, suffix: str, folder: Path) -> Reader:
     return [file], lambda file: encode_all(name, file, tokenizer, **options)
 
 
+def prepare_chinese(folder: Path) -> Reader:
+    """Read and encode a table in Chinese as Excel writes it."""
+    tokenizer = make_tokenizer(folder)
+    lines = [
+        "text,label",
+        *(
+            f"房间很{'干净，位置也好' if n % 2 else '小，而且早餐种类也少'}。第{n}次来,{'好' if n % 2 else '坏'}"
+            for n in range(24)
+        ),
+    ]
+    file = folder / "table.csv"
+    file.write_text("\n".join(lines), encoding="gb18030")
+    return [file], lambda file: encode_all("classify", file, tokenizer, max_length=64)
+
+
 TEXT = "One word. Two words?\nA third sentence e.g. this one.\n\nMore of it: 3.5 words!\n 日本語。二。\n\n\nThe end.\n"
 
 
@@ -346,7 +361,9 @@ READERS = {
     "SQuAD": prepare_squad,
     "SWAG": partial(prepare_folder, "swag", official.write_swag, "*.csv", 5),
     "CoNLL": partial(prepare_folder, "ner", official.write_conll, "eng.*", 60),
+    "CoNLL-U": partial(prepare_folder, "ner", official.write_treebank, "*.conllu", 60),
     "CSV": partial(prepare_table, "classify", ".csv"),
+    "CSV in GB18030": prepare_chinese,
     "JSONL": partial(prepare_table, "ner", ".jsonl"),
     "Parquet": partial(prepare_table, "squad2", ".parquet"),
     "text": prepare_text,
@@ -387,3 +404,27 @@ def test_whatever_is_read_gives_a_value_or_one_line_that_says_what_to_do(name, c
             raise
         file.write_bytes(originals[file])
     assert accepted >= ACCEPTED * count
+
+
+@pytest.mark.parametrize("count", [FEW, pytest.param(REQUESTS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["classes", "names", "null", "endings", "masks"])
+def test_whatever_is_sent_gets_an_answer_or_one_line_that_says_what_to_do(name, count, tmp_path):
+    pytest.importorskip("fastapi")  # the extra `serve`
+    from tests.served import SERVED, Client, serving, write_served
+
+    inputs = SERVED[name][2]
+    bodies = [json.dumps(given).encode() for given in (*inputs, inputs)]
+    predictor, accepted = Predictor(write_served(tmp_path, name), precision="fp32"), 0
+    with serving(predictor, tmp_path) as port:
+        expected = Client(port).predict(bodies[0])
+        for seed in range(count):
+            chance = Random(seed)
+            body = spoil(chance, chance.choice(bodies), ".json")
+            status, answer = Client(port).predict(body)
+            assert status in (200, 400, 413, 422), (seed, body, answer)
+            accepted += status == 200
+            for result in answer if isinstance(answer, list) else [answer]:
+                if "error" in result:
+                    check_message(result["error"])
+        assert Client(port).predict(bodies[0]) == expected
+    assert ACCEPTED * count <= accepted < count

@@ -500,7 +500,7 @@ class CachedTokenizer:
         words = [text.split(self.separator) if self.separator else [text] for text in texts]
         if len(self.ids) > WORDS_REMEMBERED or not self.separator:
             self.ids.clear()
-        new = list(set(chain.from_iterable(words)) - self.ids.keys())
+        new = [word for word in set(chain.from_iterable(words)) if word not in self.ids]  # `-` would visit all keys
         self.ids.update(zip(new, self.tokenize(new), strict=True))
         look_up = self.ids.__getitem__
         found = [list(chain.from_iterable(map(look_up, line))) for line in words]

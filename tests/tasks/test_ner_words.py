@@ -73,6 +73,8 @@ def test_a_treebank_is_read_without_ranges_and_empty_nodes(tmp_path):
         (["#"], ["SYM"], 2, 17),
     ]
     assert all(x.tags is x.official for x in text.sentences)
+    lone = EWT + "\n1-2\tDon't\t_\t_\t_\t_\t_\t_\t_\t_\n\n1.1\tmiss\tmiss\tVERB\tVB\t_\t_\t_\t0:root\t_\n"
+    assert read_conll(write(tmp_path / "lone.conllu", lone)).sentences == text.sentences, "no words, no sentence"
     for label, tags in (("xpos", ["VBP", "RB", "VB", "NNP", "."]), ("HEAD", ["3", "3", "0", "3", "3"])):
         found = read_conll(tmp_path / "ewt.conllu", label=label, scheme="words")
         assert list(found.sentences[0].tags) == tags

@@ -182,7 +182,7 @@ def _is_numbered(rows: Sequence[list[str]]) -> bool:
 def _walk_sentences(
     path: Path, rows: Sequence[list[str]], column: int, word: int
 ) -> Iterator[tuple[int, list[tuple[int, list[str]]]]]:
-    """Yield for each sentence the number of -DOCSTART- lines before it, and the numbers and cells of its lines."""
+    """Yield for each sentence with words the number of -DOCSTART- lines before it, and its words' numbers and cells."""
     width, document, least = 0, 0, max(column + 1, 2)
     for is_break, group in groupby(enumerate(rows, 1), lambda row: row[1][:1] in ([], [DOCSTART])):
         lines = list(group)
@@ -193,7 +193,8 @@ def _walk_sentences(
         for number, cells in lines:
             if len(cells) != width:
                 raise UsageError(f"{path}, line {number} has {len(cells)} columns, expected {width}; {AGAIN}")
-        yield document, [line for line in lines if not (word and WORD_RANGE.fullmatch(line[1][0]))]
+        if words := [line for line in lines if not (word and WORD_RANGE.fullmatch(line[1][0]))]:
+            yield document, words
 
 
 # --- The Hub ----------------------------------------------------------------------------------------------------------
