@@ -347,13 +347,13 @@ def run_example(tmp_path, monkeypatch, capsys):
 
 
 def test_the_example_with_an_interval_runs(run_example):
-    assert len(EXAMPLES) == 9, "the other tests run eight"
+    assert len(EXAMPLES) == 10, "the other tests run nine"
     low, high = (number for number in run_example("estimate_interval") if number % 1)
     assert 0 < low < 0.75 < high < 1
 
 
 def test_the_examples_with_tables_run(run_example, tmp_path):
-    run_example("to_csv")
+    run_example("answers.csv")
     rows = read_table(tmp_path / "answers.csv")
     assert rows.column("prediction").to_pylist() == ["5", "2"]
     folder = tmp_path / "runs" / "stars" / "predictions"
@@ -386,6 +386,18 @@ def test_the_example_that_puts_names_back_runs(run_example, tmp_path):
     assert found["redacted"] == "Call [TEL-1] or [TEL-2], [TEL-1] is Ada."
     (tmp_path / "redacted.jsonl").write_text(f"{json.dumps(found)}\n")
     assert run_example("placeholder") == [1815, 1852, 1815]
+
+
+def test_the_example_that_divides_reviews_runs(run_example, tmp_path):
+    """No row is lost, and the text for pretraining has only the rows of train, each a document."""
+    rows = pd.DataFrame({"text": [f"第{n}条评论。" for n in range(4010)], "label": ["good", "bad"] * 2005})
+    rows.to_csv(tmp_path / "clean.csv", index=False)
+    run_example("clean.csv")
+    parts = {name: pd.read_csv(tmp_path / "reviews" / f"{name}.csv") for name in ("train", "dev", "test")}
+    assert {name: len(part) for name, part in parts.items()} == {"train": 10, "dev": 1000, "test": 3000}
+    assert set(pd.concat(parts.values())["text"]) == set(rows["text"])
+    documents = read_documents([str(tmp_path / "reviews.txt")])
+    assert [document for (document,) in documents] == parts["train"]["text"].tolist()
 
 
 def test_the_examples_with_features_run(run_example, tmp_path):

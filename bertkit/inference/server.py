@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
+import regex
 import uvicorn
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.responses import HTMLResponse
@@ -83,6 +84,19 @@ EXAMPLE_INPUTS: dict[str, list[dict[str, Any]]] = {  # head -> inputs to try bes
     ],
     "BertForMaskedLM": [{"text": "Paris is the [MASK] of France."}],
 }
+CHINESE_INPUTS: dict[str, list[dict[str, Any]]] = {  # the same for a Chinese vocabulary
+    "BertForSequenceClassification": [
+        {"text": "房间很干净，服务也热情，下次还会来。"},
+        {"text": "请把三月的发票再寄一次。"},
+    ],
+    "BertForTokenClassification": [{"text": "鲁迅生于浙江绍兴，曾在北京大学任教。"}],
+    "BertForQuestionAnswering": [
+        {"question": "大桥是哪一年通车的？", "context": "大桥修了四年，1932年由市长宣布通车。"}
+    ],
+    "BertForMaskedLM": [{"text": "巴黎是法国的首[MASK]。"}],
+    "BertForPreTraining": [{"text": "巴黎是法国的首[MASK]。"}],
+}
+HAN = regex.compile(r"\p{Script=Han}")
 CARD_HEADER = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)  # YAML for the Hub
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 UVICORN = {  # nothing is logged, and no header about the client is trusted
@@ -340,19 +354,28 @@ def render_page(predictor: Predictor, name: str, run: str, *, asks_token: bool) 
     Args:
         run: The run or checkpoint, whose card is shown.
     """
-    sample, properties = predictor.sample, predictor.input_schema["properties"]
-    others = EXAMPLE_INPUTS.get(predictor.settings.head, ())
+    examples, properties = list_examples(predictor), predictor.input_schema["properties"]
+    sample = examples[0]
     return load_template("serve.html.jinja", package="bertkit.inference").render(
         name="bertkit" if asks_token else name,
         version=bertkit.__version__,
         fields={field: kind for field, kind in properties.items() if field in sample or kind["type"] == "string"},
         sample=sample,
-        examples=[sample, *(one for one in others if one.keys() == sample.keys())],
+        examples=examples,
         asks_token=asks_token,
         redacts="redacted" in predictor.output_schema["properties"],
         about=[] if asks_token else list_about(predictor, run),
         has_card=not asks_token and read_card(run) is not None,
     )
+
+
+def list_examples(predictor: Predictor) -> list[dict[str, Any]]:
+    """Return inputs to try; Chinese ones if over a quarter of the vocabulary are Chinese characters."""
+    tokens = predictor.settings.tokenizer.get_vocab()
+    is_chinese = 4 * sum(bool(HAN.fullmatch(token)) for token in tokens) > len(tokens)
+    inputs = CHINESE_INPUTS if is_chinese else EXAMPLE_INPUTS
+    others = [one for one in inputs.get(predictor.settings.head, ()) if one.keys() == predictor.sample.keys()]
+    return others if is_chinese and others else [predictor.sample, *others]
 
 
 def list_about(predictor: Predictor, run: str) -> list[tuple[str, str]]:

@@ -25,6 +25,7 @@ from jsonschema import Draft202012Validator
 from bertkit.inference import server as module
 from bertkit.inference.batching import Batcher
 from bertkit.inference.predictor import Predictor
+from tests.official import write_checkpoint
 from tests.served import SERVED, Client, serving, write_served
 
 
@@ -257,6 +258,16 @@ def test_the_page_loads_nothing_and_runs_only_its_own_script(client):
         assert 'href="javascript' not in each
         assert re.findall(r"(?:src|href)=\"(?!data:,|http)", each) in (['href="'], []), "a link to the other page"
     assert re.findall(r'href="(/[^"]*)"', page + card) == ["/card", "/"]
+
+
+def test_a_chinese_vocabulary_has_chinese_examples(tmp_path):
+    texts = [one["text"] for one in module.CHINESE_INPUTS["BertForSequenceClassification"]]
+    write_checkpoint(tmp_path, labels=("good", "bad"), characters="".join(texts))
+    page = module.render_page(Predictor(tmp_path, precision="fp32"), "reviews", str(tmp_path), asks_token=False)
+    assert re.findall(r"<textarea.*?>\s*(.*?)</textarea>", page, re.DOTALL)[0] == texts[0]
+    for text in texts:
+        assert text in page
+    assert "The man went" not in page
 
 
 # --- The queue --------------------------------------------------------------------------------------------------------
