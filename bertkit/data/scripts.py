@@ -31,6 +31,7 @@ IDEOGRAPH = (
 UNSPACED = rf"{IDEOGRAPH}\p{{Hiragana}}\p{{Katakana}}\u30fc\uff70\p{{Tibetan}}\p{{lb=SA}}"
 # The range from Thai on changes only the speed: a search of other text is six times as fast.
 UNSPACED_CHARACTER = regex.compile(rf"(?V1)([[\u0e00-\U0010ffff]&&[{UNSPACED}]--\p{{M}}]\p{{M}}*)")
+BETWEEN_UNSPACED = regex.compile(rf"(?V1)(?<=[{UNSPACED}]) | (?=[{UNSPACED}])")
 TERM = re.compile(r"\w+|[^\w\s]")
 ASCII = string.digits + string.ascii_letters
 FORMS = {  # kind -> characters, and their other forms in the same order
@@ -99,6 +100,11 @@ def space_characters(text: str) -> str:
 
 
 # --- Two forms of one character ---------------------------------------------------------------------------------------
+
+
+def close_characters(text: str) -> str:
+    """Return words joined by spaces as a person writes them: without spaces around characters of such scripts."""
+    return BETWEEN_UNSPACED.sub("", text)
 
 
 def list_rarer_forms(walk: Callable[[], Iterable[Iterable[str]]]) -> dict[str, re.Pattern[str]]:

@@ -31,6 +31,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 import bertkit
 from bertkit.data.formats.rows import Input
+from bertkit.data.tokenizer import copy_backend
 from bertkit.errors import UsageError, list_some, make_printable
 from bertkit.inference.address import bind
 from bertkit.inference.batching import Batcher, count_characters
@@ -84,7 +85,7 @@ EXAMPLE_INPUTS: dict[str, list[dict[str, Any]]] = {  # head -> inputs to try bes
     ],
     "BertForMaskedLM": [{"text": "Paris is the [MASK] of France."}],
 }
-CHINESE_INPUTS: dict[str, list[dict[str, Any]]] = {  # the same for a Chinese vocabulary
+CHINESE_INPUTS: dict[str, list[dict[str, Any]]] = {  # as EXAMPLE_INPUTS, for a Chinese vocabulary
     "BertForSequenceClassification": [
         {"text": "房间很干净，服务也热情，下次还会来。"},
         {"text": "请把三月的发票再寄一次。"},
@@ -371,7 +372,7 @@ def render_page(predictor: Predictor, name: str, run: str, *, asks_token: bool) 
 
 def list_examples(predictor: Predictor) -> list[dict[str, Any]]:
     """Return inputs to try; Chinese ones if over a quarter of the vocabulary are Chinese characters."""
-    tokens = predictor.settings.tokenizer.get_vocab()
+    tokens = copy_backend(predictor.settings.tokenizer).get_vocab()
     is_chinese = 4 * sum(bool(HAN.fullmatch(token)) for token in tokens) > len(tokens)
     inputs = CHINESE_INPUTS if is_chinese else EXAMPLE_INPUTS
     others = [one for one in inputs.get(predictor.settings.head, ()) if one.keys() == predictor.sample.keys()]

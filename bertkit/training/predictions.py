@@ -20,6 +20,7 @@ from bertkit.data.cells import encode_cells, read_lists
 from bertkit.data.formats.rows import Columns, read_columns
 from bertkit.data.formats.writer import name_apart, write_rows
 from bertkit.data.labels import guess_kind
+from bertkit.data.scripts import close_characters
 from bertkit.data.tokenizer import get_cached_tokenizer
 from bertkit.errors import UsageError, as_usage_error, make_printable
 from bertkit.metrics.ner import find_entities, sum_types
@@ -251,6 +252,8 @@ def show_mistakes(rows: pa.Table, most: int) -> list[list[str]]:
         return []
     chosen = rows.take(pa.array(list_mistakes(rows)[:most], pa.int64()))
     texts = [chosen.column(name).to_pylist() for name in read_facts(rows)["texts"]]
+    if "strict_found" in rows.column_names:  # tags
+        texts = [list(map(close_characters, column)) for column in texts]
     columns = [*texts, *(format_cells(chosen, name, True) for name in (PREDICTION, LABEL))]
     cells = [[cell.strip() or EMPTY_ANSWER for cell in column] for column in columns]
     return list(map(list, zip(map(str, chosen.column(ROW_NUMBER).to_pylist()), *cells, strict=True)))

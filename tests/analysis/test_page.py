@@ -192,6 +192,7 @@ def test_mistakes_are_in_a_table(root, whole):
         ("He sleeps now", "a man eats now", r"\W+", 0.5, []),
         ("iPhone在北京。", "北京的iPhone", page.WORD_BORDER, 1.0, ["在"]),
         ("很好", "好", page.WORD_BORDER, 0.5, ["很"]),
+        ("ที่ดี", "ที่ดู", page.WORD_BORDER, 1.0, ["ดี"]),
     ],
 )
 def test_the_words_that_another_text_lacks_are_marked(text, other, separator, most, marked):

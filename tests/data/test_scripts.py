@@ -5,7 +5,14 @@ from itertools import pairwise
 
 import pytest
 
-from bertkit.data.scripts import detect_scripts, is_chinese, list_rarer_forms, space_characters, split_terms
+from bertkit.data.scripts import (
+    close_characters,
+    detect_scripts,
+    is_chinese,
+    list_rarer_forms,
+    space_characters,
+    split_terms,
+)
 
 
 @pytest.mark.parametrize(
@@ -59,6 +66,20 @@ def test_chinese_is_told_from_japanese_and_from_texts_that_quote_it(texts, expec
 )
 def test_characters_are_the_words_of_scripts_without_spaces(text, terms):
     assert split_terms(text) == terms
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("他 说 ： 很 好 ！", "他说：很好！"),
+        ("用 iPhone 15 Pro 拍 的", "用iPhone 15 Pro拍的"),
+        ("猫 です 。", "猫です。"),
+        ("좋은 책 을", "좋은 책 을"),
+        ("It is good .", "It is good ."),
+    ],
+)
+def test_words_of_scripts_without_spaces_are_joined_as_they_are_written(words, text):
+    assert close_characters(words) == text
 
 
 @pytest.mark.parametrize(

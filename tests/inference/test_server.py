@@ -15,6 +15,7 @@ import time
 from base64 import b64encode
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
@@ -22,6 +23,7 @@ pytest.importorskip("fastapi")  # the extra `serve`
 
 from jsonschema import Draft202012Validator
 
+from bertkit.data.saved_tokenizer import SavedTokenizer
 from bertkit.inference import server as module
 from bertkit.inference.batching import Batcher
 from bertkit.inference.predictor import Predictor
@@ -263,11 +265,14 @@ def test_the_page_loads_nothing_and_runs_only_its_own_script(client):
 def test_a_chinese_vocabulary_has_chinese_examples(tmp_path):
     texts = [one["text"] for one in module.CHINESE_INPUTS["BertForSequenceClassification"]]
     write_checkpoint(tmp_path, labels=("good", "bad"), characters="".join(texts))
-    page = module.render_page(Predictor(tmp_path, precision="fp32"), "reviews", str(tmp_path), asks_token=False)
-    assert re.findall(r"<textarea.*?>\s*(.*?)</textarea>", page, re.DOTALL)[0] == texts[0]
-    for text in texts:
-        assert text in page
-    assert "The man went" not in page
+    predictor = Predictor(tmp_path, precision="fp32")
+    for tokenizer in (predictor.settings.tokenizer, SavedTokenizer(tmp_path)):  # of a run and of an export
+        predictor.settings = replace(predictor.settings, tokenizer=tokenizer)
+        page = module.render_page(predictor, "reviews", str(tmp_path), asks_token=False)
+        assert re.findall(r"<textarea.*?>\s*(.*?)</textarea>", page, re.DOTALL)[0] == texts[0]
+        for text in texts:
+            assert text in page
+        assert "The man went" not in page
 
 
 # --- The queue --------------------------------------------------------------------------------------------------------

@@ -83,12 +83,13 @@ def test_whole_words_of_a_built_corpus_give_the_run_that_their_text_gives(recipe
 
 
 def test_whole_words_are_asked_of_text_that_has_them(recipe, built_words, refused):
-    """Text without spaces does not tell them; a corpus that was built without words has none."""
+    """Text without spaces does not tell them, whatever is asked; a corpus that was built without words has none."""
     whole = {"whole_word_masking": True, "vocab": str(built_words / "vocab")}
     for change in (
         whole | {"corpus": [str(built_words / "plain.txt")]},
         {"whole_word_masking": True, "corpus": [str(built_words / "plain")]},
         {"words": "spaces", "corpus": [str(built_words / "plain")]},
+        whole | {"words": "spaces", "corpus": [str(built_words / "plain.txt")]},
     ):
         with refused():
             prepare(Recipe.make(PRETRAIN, recipe | {"data": recipe["data"] | change}))

@@ -3,6 +3,7 @@
 import json
 import math
 import pickle
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from bertkit.data.pretraining.dataset import Phase, PretrainingData
 from bertkit.data.pretraining.tokenize import TokenizedCorpus, tokenize_documents
 from bertkit.data.tokenizer import make_tokenizer
 from bertkit.system.progress import ignore
-from bertkit.tasks.pretraining import PRETRAINING, STARTER, choose_starter, hold_out, list_phases
+from bertkit.tasks.pretraining import PRETRAINING, STARTER, check_words, choose_starter, hold_out, list_phases
 from bertkit.tasks.task import score_summaries
 from bertkit.training.recipe import merge, read_recipe
 from tests.conftest import draft
@@ -227,6 +228,16 @@ def test_whole_words_are_masked_together(corpus, tokenizer):
     together = (labels[:, 1:] != -100) == (labels[:, :-1] != -100)
     assert inside.sum() > 500
     assert together[inside].all()
+
+
+def test_words_are_looked_for_by_tokens_not_by_letters(refused):
+    """Six of eight words are Chinese, but only six of 22 letters."""
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    tokenizer = make_tokenizer([*special, *"使用训练模型", "transformers", "bert"], cased=False)
+    for text in ("使用Transformers训练BERT模型", "Transformers BERT Transformers BERT 模型"):
+        corpus = tokenize_documents([[text]], tokenizer)
+        with refused() if text.startswith("使") else nullcontext():
+            check_words(corpus, tokenizer)
 
 
 def test_words_of_text_without_spaces_are_masked_together():
