@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-import bertkit
 from bertkit.data.pretraining.tokenize import CHARACTERS_A_BATCH
 from bertkit.data.tokenizer import make_tokenizer, save_tokenizer, train_vocabulary
 from bertkit.errors import UsageError
@@ -128,7 +127,6 @@ COMMANDS = [
     Command("swag", f"-m bertkit swag --data PLACE/swag {TINY} {EPOCHS} train.save_steps=0.2 data.max_length=40", 8),
     Command("study", "-m bertkit study PLACE/study.toml --data PLACE/reviews.csv --output made", 8),
     Command("bertkit.train", "PLACE/train.py", 8),
-    Command("evaluate", "-m bertkit evaluate PLACE/trained --data PLACE/reviews.csv --output made", 4),
     Command("doctor --folds", DOCTOR, 8),
     Command("corpus build", CORPUS, 8),
     Command("corpus build --deduplicate documents", f"{CORPUS} --deduplicate documents", 8),
@@ -161,8 +159,6 @@ def place(tmp_path_factory):
     write_swag(folder / "swag")
     for name, text in (("train.py", PYTHON), ("study.toml", STUDY)):
         (folder / name).write_text(text.replace("PLACE", str(folder)))
-    given = {"text": ["title", "body"], "label": "stars", "model": str(folder / "bert"), "train": {"max_steps": 2}}
-    bertkit.train("classify", str(folder / "reviews.csv"), output=str(folder / "trained"), **given)
     return folder
 
 
