@@ -99,12 +99,12 @@ def space_characters(text: str) -> str:
     return UNSPACED_CHARACTER.sub(r"\1  ", text)
 
 
-# --- Two forms of one character ---------------------------------------------------------------------------------------
-
-
 def close_characters(text: str) -> str:
-    """Return words joined by spaces as a person writes them: without spaces around characters of such scripts."""
+    """Return words joined by spaces as people write them: without spaces around characters of a script without any."""
     return BETWEEN_UNSPACED.sub("", text)
+
+
+# --- Two forms of one character ---------------------------------------------------------------------------------------
 
 
 def list_rarer_forms(walk: Callable[[], Iterable[Iterable[str]]]) -> dict[str, re.Pattern[str]]:

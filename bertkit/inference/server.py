@@ -31,7 +31,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 import bertkit
 from bertkit.data.formats.rows import Input
-from bertkit.data.tokenizer import copy_backend
+from bertkit.data.tokenizer import get_cached_tokenizer
 from bertkit.errors import UsageError, list_some, make_printable
 from bertkit.inference.address import bind
 from bertkit.inference.batching import Batcher, count_characters
@@ -372,7 +372,7 @@ def render_page(predictor: Predictor, name: str, run: str, *, asks_token: bool) 
 
 def list_examples(predictor: Predictor) -> list[dict[str, Any]]:
     """Return inputs to try; Chinese ones if over a quarter of the vocabulary are Chinese characters."""
-    tokens = copy_backend(predictor.settings.tokenizer).get_vocab()
+    tokens = get_cached_tokenizer(predictor.settings.tokenizer).backend.get_vocab()
     is_chinese = 4 * sum(bool(HAN.fullmatch(token)) for token in tokens) > len(tokens)
     inputs = CHINESE_INPUTS if is_chinese else EXAMPLE_INPUTS
     others = [one for one in inputs.get(predictor.settings.head, ()) if one.keys() == predictor.sample.keys()]
