@@ -10,7 +10,6 @@ from importlib import import_module
 from inspect import getdoc
 
 import typer
-from huggingface_hub.utils import disable_progress_bars
 
 from bertkit.cli.console import explain_mistakes, leave_at_once
 from bertkit.cli.options import app
@@ -51,7 +50,6 @@ def main() -> None:
         with explain_mistakes():
             os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
             os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # transformers reads it at its import
-            disable_progress_bars()
             code = app(standalone_mode=False)
         sys.exit(code)
     except SystemExit as end:
