@@ -37,10 +37,8 @@ class Screen(AbstractContextManager):
     """The output of a command: lines, a progress bar if this is a terminal, tables at the end."""
 
     def __init__(self) -> None:
-        from huggingface_hub.utils import disable_progress_bars
         from rich.console import Console
 
-        disable_progress_bars()
         self.console = Console(highlight=False, soft_wrap=True)
         self.quiet = not is_first_process()
         self.names: dict[str, str] = {"loss": "loss"}  # log entry -> its displayed name

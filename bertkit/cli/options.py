@@ -200,15 +200,18 @@ def training_command(
 
 
 @app.callback(invoke_without_command=True)
-def show_version(
+def prepare(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
 ) -> None:
-    """Print the version and exit if `--version` is given."""
+    """Print the version and exit if `--version` is given, or keep progress bars of other libraries off the screen."""
     if version:
         import bertkit
 
         print_line(bertkit.__version__)
         raise typer.Exit
+    from huggingface_hub.utils import disable_progress_bars
+
+    disable_progress_bars()  # before the import of transformers, which asks whether they are
 
 
 scores = typer.Typer(no_args_is_help=True, help="Score files of predictions from any program.")
