@@ -36,7 +36,7 @@ def test_commands_end_the_same_where_posix_is_missing(call, tmp_path):
     for words in COMMANDS:
         assert call(*words)[0] == 0
         done = run_python("-m", "tests.elsewhere", *words, folder=elsewhere)
-        assert done.returncode == 0, (words[0], done.stderr[-2000:])
+        assert (done.returncode, done.stderr) == (0, ""), words[0]
     assert (elsewhere / "run" / "model.safetensors").read_bytes() == (here / "run" / "model.safetensors").read_bytes()
     for name in ("run/predictions/dev.parquet", "run/predictions/test.parquet"):
         assert pq.read_table(elsewhere / name) == pq.read_table(here / name)
