@@ -305,12 +305,23 @@ def test_a_run_is_found_and_copied_after_it_has_predicted(world, tmp_path, monke
     assert bertkit.Run("ada/stars").source == "ada/stars"
 
 
-def test_push_leaves_data_and_predictions_here(world, hub):
-    address = world.run.push("ada/stars", private=True)
+PUSHED = (
+    "README.md calibration.json config.json environment.json metrics.json model.safetensors recipe.toml tokenizer.json "
+    "tokenizer_config.json training_log.jsonl vocab.txt"
+).split()
+
+
+def test_push_leaves_data_and_predictions_here(world, hub, tmp_path):
+    frame = world.frame.assign(body=world.frame.body + " confidential", customer="customer of the bank")
+    run = train(world, frame, tmp_path / "run")
+    run.evaluate(frame)
+    (tmp_path / "run" / "notes.csv").write_text(frame.to_csv())
+    address = run.push("ada/stars", private=True)
     assert address.endswith("ada/stars")
     files = hub.repos["ada/stars"].files
-    assert "model.safetensors" in files
-    assert not [name for name in files if name.startswith(("data", "predictions"))]
+    assert sorted(files) == PUSHED
+    cells = [b"confidential", b"customer", *(title.encode() for title in frame.title.dropna() if len(title) > 8)]
+    assert [(name, cell) for name, content in files.items() for cell in cells if cell in content] == []
 
 
 # --- The estimator ----------------------------------------------------------------------------------------------------
