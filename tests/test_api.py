@@ -305,10 +305,19 @@ def test_a_run_is_found_and_copied_after_it_has_predicted(world, tmp_path, monke
     assert bertkit.Run("ada/stars").source == "ada/stars"
 
 
-PUSHED = (
-    "README.md calibration.json config.json environment.json metrics.json model.safetensors recipe.toml tokenizer.json "
-    "tokenizer_config.json training_log.jsonl vocab.txt"
-).split()
+PUSHED = [
+    "README.md",
+    "calibration.json",
+    "config.json",
+    "environment.json",
+    "metrics.json",
+    "model.safetensors",
+    "recipe.toml",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "training_log.jsonl",
+    "vocab.txt",
+]
 
 
 def test_push_leaves_data_and_predictions_here(world, hub, tmp_path):
