@@ -407,7 +407,7 @@ def make_plain(value: Any) -> Any:
 
 
 def name_as_keywords(message: str) -> str:
-    """Return a message with keywords instead of options and of tables of a recipe."""
+    """Return a message with keywords instead of options and tables of a recipe."""
     for pattern, words in PYTHON_WORDS.items():
         message = re.sub(pattern, words, message)
     return message

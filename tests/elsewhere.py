@@ -69,12 +69,13 @@ def main() -> None:
     for module in (os, signal):
         missing = set(HIDDEN[module.__name__]).difference(dir(module))
         assert not missing, f"{module.__name__} has no {missing}"
-    builtins.__import__ = import_elsewhere
     multiprocessing.set_start_method("spawn")
     from bertkit import cli
 
     cli.main()
 
 
+if __name__ in ("__main__", "__mp_main__"):  # the latter in spawned processes
+    builtins.__import__ = import_elsewhere
 if __name__ == "__main__":
     main()

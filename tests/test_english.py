@@ -101,7 +101,7 @@ def find_forms(path):
     for line, text in read_code(path) if path.suffix == ".py" else read_page(path):
         flat = re.sub(r"\s+", " ", text.strip())
         for match in ALL.finditer(flat):
-            instead = INSTEAD[int(next(name for name, words in match.groupdict().items() if words)[1:])]
+            instead = INSTEAD[int(match.lastgroup.removeprefix("f"))]
             around = flat[max(0, match.start() - 25) : match.end() + 25]
             found.append(f"{path.relative_to(ROOT)}:{line}: {around!r} -> {instead}")
     return found

@@ -178,6 +178,13 @@ def test_the_scripts_that_are_named_have_these_options():
         script = "".join(path.read_text(encoding="utf-8") for path in files)
         for option in (word for word in words if word.startswith("--")):
             assert f'add_argument("{option}"' in script
+    lines = [line for text in TEXTS for block in find_blocks(text, "bash") for line in block.splitlines()]
+    commands = [line.partition("  #")[0].split()[1:] for line in lines if line.startswith("python recipes/")]
+    assert commands
+    for path, *words in commands:
+        script = (ROOT / path).read_text(encoding="utf-8")
+        for option in (word for word in words if word.startswith("--")):
+            assert f'add_argument("{option}"' in script
 
 
 # --- The pages --------------------------------------------------------------------------------------------------------

@@ -439,7 +439,7 @@ def plan_files(diagnosis: Diagnosis, output: Path) -> dict[str, Path]:
 def write_clean(diagnosis: Diagnosis, drops: Sequence[str], output: Path, report: Report) -> None:
     """Write the remaining rows of the training data, in the order of their files."""
     if LABEL_ERROR_DROP in drops and LABEL_ERRORS not in diagnosis.findings:
-        raise UsageError(f"label errors were not searched; add --folds 5, or leave --drop {LABEL_ERROR_DROP} out")
+        raise UsageError(f"there was no search for label errors; add --folds 5, or leave --drop {LABEL_ERROR_DROP} out")
     kept: dict[str, set[int]] = {}
     for split, rows in diagnosis.rows.items():
         found = diagnosis.findings["splits"][split]

@@ -26,7 +26,7 @@ from bertkit.analysis.doctor import list_tables
 from bertkit.analysis.expected import EXPECTED, describe_expected, plot_expected
 from bertkit.analysis.explanation import EXPLANATIONS, describe_words, list_parts
 from bertkit.analysis.slices import tabulate_slices
-from bertkit.data.scripts import UNSPACED
+from bertkit.data.scripts import WORD_BORDER
 from bertkit.errors import UsageError, as_usage_error, pluralize
 from bertkit.metrics.calibration import bin_probabilities, measure_calibration
 from bertkit.metrics.intervals import estimate_share_interval
@@ -89,7 +89,6 @@ MOST_SETTINGS = 3  # columns of settings that differ between runs
 POINTS = 600  # per curve at most, about as many as a screen shows
 MOST_EXPLAINED = 10  # inputs whose explanations are shown
 MISTAKES_LISTED, MISTAKE_WIDTH = 10, 240  # rows, and characters of a text in one
-WORD_BORDER = rf"(?V1)\W+|(?<=[{UNSPACED}]\p{{M}}*)(?!\p{{M}})|(?=[[{UNSPACED}]--\p{{M}}])"
 MOST_MARKED = 0.5  # the share of a text's words; if more of them differ from the other text, marks say nothing
 LEAST_ANSWERED, MOST_POINTS = 20, 200  # texts in the first point of a curve, and its points
 MOST_CONFUSED = 20  # labels of a confusion matrix

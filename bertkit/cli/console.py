@@ -290,7 +290,7 @@ def write(text: str, *, err: bool = False, goes_on: bool = False) -> None:
         if err or goes_on:
             return
         if isinstance(error, BrokenPipeError):
-            sys.exit(128 + signal.SIGPIPE)
+            sys.exit(128 + 13)  # SIGPIPE, which Windows lacks
         raise UsageError(
             f"cannot write to standard output ({error.strerror}); free some space or redirect the output, and try again"
         ) from None

@@ -125,6 +125,8 @@ def predict(
     if bool(texts) == bool(source):
         raise UsageError("give the inputs either as TEXT or with --input FILE (--input - reads standard input)")
     columns = split_names(text)
+    if texts and columns:
+        raise UsageError("--text names columns of --input, but the inputs are given as TEXT; leave it out")
     if source is not None:
         rows.check_source(source)
         if output is not None:
@@ -172,6 +174,8 @@ def predict(
                 else:
                     found = predictor.format_for_pipeline(result) if is_pipeline else result
                     screen.say(json.dumps(found, ensure_ascii=False))
+        if not tally.count:
+            complain(f"{source} has no inputs")
         if cut := tally.describe_cut():
             complain(cut)
         if tally.unread:

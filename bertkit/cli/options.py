@@ -200,7 +200,7 @@ def training_command(
 
 
 @app.callback(invoke_without_command=True)
-def prepare(
+def begin(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
 ) -> None:
     """Print the version and exit if `--version` is given, or keep progress bars of other libraries off the screen."""
@@ -211,7 +211,7 @@ def prepare(
         raise typer.Exit
     from huggingface_hub.utils import disable_progress_bars
 
-    disable_progress_bars()  # before the import of transformers, which asks whether they are
+    disable_progress_bars()  # before the import of transformers, which asks whether they are disabled
 
 
 scores = typer.Typer(no_args_is_help=True, help="Score files of predictions from any program.")

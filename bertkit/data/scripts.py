@@ -31,6 +31,7 @@ IDEOGRAPH = (
 UNSPACED = rf"{IDEOGRAPH}\p{{Hiragana}}\p{{Katakana}}\u30fc\uff70\p{{Tibetan}}\p{{lb=SA}}"
 # The range from Thai on changes only the speed: a search of other text is six times as fast.
 UNSPACED_CHARACTER = regex.compile(rf"(?V1)([[\u0e00-\U0010ffff]&&[{UNSPACED}]--\p{{M}}]\p{{M}}*)")
+WORD_BORDER = rf"(?V1)\W+|(?<=[{UNSPACED}]\p{{M}}*)(?!\p{{M}})|(?=[[{UNSPACED}]--\p{{M}}])"
 BETWEEN_UNSPACED = regex.compile(rf"(?V1)(?<=[{UNSPACED}]) | (?=[{UNSPACED}])")
 TERM = re.compile(r"\w+|[^\w\s]")
 ASCII = string.digits + string.ascii_letters

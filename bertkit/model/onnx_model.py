@@ -1,4 +1,4 @@
-"""A model in an ONNX file, answering instead of the head that it was exported from, without torch.
+"""A model in an ONNX file, which answers instead of the head that it was exported from, without torch.
 
 Batches and outputs are arrays. Left out: writing the file (`bertkit.model.onnx`).
 """

@@ -156,7 +156,9 @@ def check_checkpoint(checkpoint: str | None) -> None:
 CARD = "README.md"
 UPLOAD_TIMEOUT = 30.0  # seconds without an answer from the Hub
 LOGIN = "hf auth login --force"
-REMEDIES = {400: f"correct what it names; the card is {CARD} in the run's directory"}  # HTTP status -> remedy
+# HTTP status or class of an error -> remedy
+REMEDIES = {400: f"correct what it names; the card is {CARD} in the run's directory"}
+REMEDIES["LocalTokenNotFoundError"] = f"log in: {LOGIN}"
 REMEDIES |= dict.fromkeys((401, 402, 403, 404), f"check its name, or log in with a token that has access: {LOGIN}")
 
 

@@ -136,7 +136,7 @@ class FineTuningTask(Task):
                 f"than {best}: the difference in {row.name} is {gain} ({low} to {high})"
             )
             if is_learned:
-                remedy = "take them (--set freeze=encoder), or read" if metrics[BEST_BASELINE] == "frozen" else "read"
+                remedy = "use them (--set freeze=encoder), or read" if metrics[BEST_BASELINE] == "frozen" else "read"
                 lines[-1] += f"; the loss is near 0, so that longer training will not help: {remedy} the mistakes"
             elif updates < ENOUGH_UPDATES and not (KEPT in metrics or SEARCHED in metrics):
                 lines[-1] += f"; {updates:,} updates are few, and more time may help (--epochs, or a longer --budget)"

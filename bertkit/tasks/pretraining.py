@@ -62,7 +62,7 @@ FOREIGN_SHARE = 0.3  # share of unknown tokens; above it a vocabulary is for ano
 MOST_PASSES = 40  # most passes of a training over its text, A.2
 FORECAST_CHARACTERS = 20_000_000  # characters of text for a forecast of a run's cost
 TOKENS_ASKED = 100_000  # tokens that tell the script of a text
-MOST_CONTINUING = 0.8  # share of tokens that continue a word; 0.4 in Chinese, 0.97 where a sentence is one word
+MOST_CONTINUING = 0.9  # share of tokens that continue a word; 0.4 in Chinese, 0.97 where a sentence is one word
 
 # The defaults of `bertkit pretrain` without a recipe or a model: those of recipes/demo/pretrain.toml.
 STARTER = {

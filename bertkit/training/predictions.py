@@ -8,6 +8,7 @@ described in recipes/data/README.md.
 import io
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,7 @@ TABLE_FORMAT = 1
 TABLE_SUFFIX = ".parquet"  # among the predictions of a run, after a split's name
 EMPTY_ANSWER = "nothing"  # an empty answer in words
 MISTAKES = ".mistakes.csv"  # the wrong rows, after a split's name
+PREDICTED = f"{LABEL}_predicted"  # the answers of `bertkit predict` to a table that has labels
 OWN_COLUMNS = ("key", "row", "record", "group", "tokens", "unknown_tokens")
 KEY, ROW_NUMBER, RECORD_NUMBER, GROUP, TOKEN_COUNT, UNKNOWN_COUNT = OWN_COLUMNS
 RESULTS = ("probability", "label_set", "error", "truncated")  # columns of `bertkit predict` that are not inputs
@@ -159,7 +161,9 @@ def read_table(path: Path, texts: Sequence[str] = ()) -> pa.Table:
 
 
 def adopt_table(table: Columns, texts: Sequence[str]) -> pa.Table:
-    """Return the prediction table of another program with keys."""
+    """Return the prediction table of another program, or one that `bertkit predict` has written, with keys."""
+    if PREDICTION not in table.table.column_names and PREDICTED in table.table.column_names:
+        table = replace(table, table=table.table.rename_columns({PREDICTED: PREDICTION}))
     names = table.table.column_names
     for name in (LABEL, PREDICTION, *texts):
         if name not in names:
@@ -211,7 +215,7 @@ def format_cells(rows: pa.Table, name: str = PREDICTION, wrong: bool = False) ->
 def name_entities(sentence: str, tags: Sequence[str]) -> list[str]:
     """Return the words and the type of each entity of a sentence."""
     words = sentence.split(" ")
-    return [f"{' '.join(words[start:end])}: {kind}" for start, end, kind in find_entities(tags)]
+    return [f"{close_characters(' '.join(words[start:end]))}: {kind}" for start, end, kind in find_entities(tags)]
 
 
 # --- Rows that are wrong ----------------------------------------------------------------------------------------------

@@ -100,10 +100,11 @@ def check_free(output: Path) -> None:
 def check_finished(folder: Path, *files: str) -> None:
     """Check that a folder holds a finished run that has these files too."""
     if missing := [name for name in (RECIPE_FILE, METRICS_FILE, *files) if not (folder / name).is_file()]:
-        raise UsageError(
-            f"{folder} is not a finished run, because it has no {missing[0]}; name another directory, or repeat the "
-            f"command of the run ({METRICS_FILE} must not exist)"
-        )
+        remedy = "name the directory of a run"
+        if missing[0] != RECIPE_FILE:
+            before = "" if METRICS_FILE in missing else f"delete its {METRICS_FILE} and "
+            remedy += f", or {before}repeat the command of this one"
+        raise UsageError(f"{folder} is not a finished run, because it has no {missing[0]}; {remedy}")
 
 
 def read_metrics(path: Path) -> dict[str, Any]:

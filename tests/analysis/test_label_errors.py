@@ -295,7 +295,7 @@ def test_the_command_drops_the_rows_that_frozen_vectors_suspect(bert, call, tmp_
     (tmp_path / "clean.csv").unlink()
     code, _, trouble = call(*words, "--model", shutil.copytree(bert, tmp_path / "other", ignore=ignore_weights))
     assert code == 2
-    assert "label errors were not searched; add --folds 5, or leave --drop label-errors out" in trouble
+    assert "there was no search for label errors; add --folds 5, or leave --drop label-errors out" in trouble
     assert not (tmp_path / "clean.csv").exists()
 
 

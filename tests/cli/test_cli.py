@@ -169,6 +169,7 @@ MISTAKES = {  # command -> a part of its one line; other tests have the mistakes
     "study study.toml --data GLUE --model bert": "--data ROOT",
     "features bert --input good.txt --output a.txt": ".jsonl or .npz",
     "predict bert": "give the inputs either as TEXT or with --input FILE",
+    "predict bert one two --text title": "--text names columns of --input",
     "export bert --output made --data GLUE": "--data is for --int8",
     "doctor reviews.csv --task novel": "unknown task 'novel'",
     "doctor reviews.csv --output runs/doctor": "add --folds 5",
@@ -405,7 +406,7 @@ def test_a_grid_prints_its_table_and_a_dry_run_its_cells(finish, glue, tmp_path)
 
 @pytest.mark.slow
 def test_every_task_at_once_writes_the_eleven_files_of_a_submission(finish, glue, tmp_path):
-    assert "9 tasks" in finish("glue", "--task", "all", *glue)
+    assert "1 row x 9 columns x 1 seed = 9 runs" in finish("glue", "--task", "all", *glue)
     study = json.loads((tmp_path / "runs/glue/study.json").read_text())
     folders = [tmp_path / "runs/glue" / one["run"] / "predictions" for one in study["chosen"]]
     wanted = {split.submission for row in BENCHMARKS for split in row.splits.values() if split.submission}

@@ -288,6 +288,8 @@ def test_a_table_of_another_program_is_scored(call, tmp_path):
     assert metrics == json.loads((tmp_path / "scores" / "metrics.json").read_text())
     assert (metrics["accuracy"], metrics["f1_1"], metrics["rows"]) == (0.5, pytest.approx(2 / 3), 4)
     assert metrics["score_low"] < metrics["score"] == metrics["macro_f1"] < metrics["score_high"]
+    own = [{"index": row["index"], "label": row["label"], "label_predicted": row["prediction"]} for row in rows]
+    assert evaluate(str(write_table(tmp_path / "own.csv", own)), None, None)[0].metrics == metrics
 
 
 def test_refusals(reviews, tmp_path, refused):

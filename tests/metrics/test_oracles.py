@@ -363,7 +363,7 @@ def answer_constantly(rows, facts):
 
 
 def compare_baseline(rows, facts, main):
-    """Return the scores of the best baseline, and the gain over it with its limits as intervals.py describes them."""
+    """Return the scores of the best baseline, and the gain over it with limits by the formula of intervals.py."""
     rows, names = rows[rows["baseline_prediction"].notna()], facts["names"]
     other, likely = rows.assign(prediction=rows["baseline_prediction"]), rows["baseline_probability"]
     for name in names:  # the table has the highest probability alone, which is enough for two classes
@@ -420,6 +420,7 @@ def list_differences(metrics, values, limits):
             wrong.append(key)
         if known is not None and value != pytest.approx(known[0], abs=known[1], rel=1e-9):
             wrong.append(key)
+    print("MISSING", sorted(set(values) - set(metrics)))
     return wrong + (["widths"] if abs(np.mean(shares) - 1) > WIDTH_TOLERANCE else [])
 
 

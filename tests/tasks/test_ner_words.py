@@ -18,7 +18,7 @@ from bertkit.inference.predictor import Predictor
 from bertkit.reports.tables import find_row, list_shown
 from bertkit.system.progress import ignore
 from bertkit.tasks.ner import NER, fill_summaries
-from bertkit.training.predictions import format_cells, read_table, show_mistakes
+from bertkit.training.predictions import format_cells, name_entities, read_table, show_mistakes
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
 from tests.conftest import draft
@@ -268,6 +268,11 @@ def test_a_mistake_names_the_words_that_are_wrong(tagger):
             assert 0 < len(cell.split(", ")) < len(words)
             assert {one.split(": ")[0] for one in cell.split(", ")} <= {*words}
     assert [len(one.split(", ")) for one in format_cells(rows)] == [7] * len(rows), "elsewhere all words are named"
+
+
+def test_an_entity_is_written_as_people_write_it():
+    tags = ["O", "O", "B-ORG", "I-ORG", "O", "B-PER", "I-PER"]
+    assert name_entities("他 在 北 大 见 Ada Lovelace", tags) == ["北大: ORG", "Ada Lovelace: PER"]
 
 
 def test_results_name_each_word_with_its_class(tagger):

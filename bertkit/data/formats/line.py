@@ -42,12 +42,12 @@ EAST_ASIAN = {
 OTHER_NAMES = {"cp950": "cp950 (Big5)", "cp932": "cp932 (Shift-JIS)", "cp949": "cp949 (Korean)"}
 # In all East Asian text; of Cyrillic and Greek only marks, among which « and » are frequent
 BELOW_LETTERS = re.compile(rb"[\x80-\xaa\xac-\xba\xbc-\xbf]")
-PRIVATE_USE = re.compile("[\ue000-\uf8ff]")  # what bytes of Thai and others become, and no text has
 LINES_ASKED = 1_000  # for `choose_east_asian`
 NOT_ASCII, NOT_UTF8 = re.compile(r"[^\0-\x7f]"), re.compile(r"[\udc80-\udcff]")
 MOST_NAMES, LONGEST_QUOTED = 20, 40  # columns or keys in a message, and characters of each
-NOT_CP1252 = re.compile(  # bytes without a character, UTF-8, Cyrillic or East Asian text, Mac Roman
-    rb"[\0\x81\x8d\x8f\x90\x9d]|\xc3[\x80-\xbf]|\xe2\x80|[\xc0-\xff]{4}|([\xb0-\xff][\xa1-\xff]){2}|[a-z][\x8a\x8e\x9f\xc0-\xde]"
+NOT_CP1252 = re.compile(  # bytes without a character, UTF-8, Cyrillic or East Asian text (but not ····), Mac Roman
+    rb"[\0\x81\x8d\x8f\x90\x9d]|\xc3[\x80-\xbf]|\xe2\x80|[\xc0-\xff]{4}"
+    rb"|(?!([\xb0-\xff])\1{3})([\xb0-\xff][\xa1-\xff]){2}|[a-z][\x8a\x8e\x9f\xc0-\xde]"
 )
 NAN = re.compile(rb'("(?:[^"\\]|\\.)*")|\bNaN\b')
 SEPARATORS = ",;\t|"
@@ -138,8 +138,7 @@ def list_east_asian(content: bytes) -> list[str]:
         with suppress(UnicodeError):
             text = content.decode(encoding)
             letters = [x.encode(encoding) for x in text if x.isalpha() and not x.isascii()]
-            is_text = letters and not PRIVATE_USE.search(text)
-            if is_text and sum(map(bool, map(frequent.fullmatch, letters))) >= least * len(letters):
+            if letters and sum(map(bool, map(frequent.fullmatch, letters))) >= least * len(letters):
                 found.append(encoding)
     return found
 
@@ -179,8 +178,8 @@ def explain_fault(text: str, encoding: str = UTF8) -> str:
         if encoding == UTF8 and (fitting := list_east_asian(error.object)):
             names = " or ".join(OTHER_NAMES.get(found, found) for found in fitting)
             advice = (
-                f"its bytes fit {names}: convert the file to UTF-8 with iconv, or give the right one as data.encoding, "
-                "which tables have"
+                f"its bytes fit {names}: convert the file to UTF-8 with iconv, or, for a table, name the right one as "
+                "data.encoding"
             )
         return f"is not {name} (byte {error.object[error.start]:#04x} at position {error.start + 1}); {advice}"
     return ""

@@ -206,7 +206,8 @@ def _match_splits(source: str, stems: Mapping[str, str], needs_train: bool) -> d
             matched[split] = names[0]
     if "train" not in matched and (needs_train or not matched):
         listed = ", ".join(list(stems)[:MOST_NAMES]) or "none"
-        raise UsageError(f"{source} has no split train (found: {listed}); give {SOURCES}")
+        wanted = "train" if needs_train else "test"
+        raise UsageError(f"{source} has no split {wanted} (found: {listed}); give {SOURCES.replace('train', wanted)}")
     return matched
 
 
@@ -420,7 +421,9 @@ def name_cells(
         if isinstance(cells, UsageError):
             yield number, cells
         elif len(cells) != len(names):
-            yield number, UsageError(f"has {pluralize(len(cells), 'cell')}, expected {len(names)}; correct the line")
+            if any(cells):  # a line of separators alone is left out, as a blank one is
+                count = pluralize(len(cells), "cell")
+                yield number, UsageError(f"has {count}, expected {len(names)}; correct the line")
         elif cells == names and len(names) > 1:
             yield number, UsageError("repeats the header, as in joined files; delete the line")
         else:

@@ -247,8 +247,9 @@ def test_class_labels_of_parquet_are_names(tmp_path):
         ("a.csv", b'a, b;text;label\n1, 2;"so\n, good";1\n', 'cells separated by ";"'),
         ("a.tsv", b"text,label\ngood,1\n", 'cells separated by ","'),
         ("a.csv.gz", "text,label\nVor Straßen; größte Spaß,café".encode("cp1252"), "cp1252 (Western European) text"),
+        ("a.csv", "text,label\n¿¿¿¿Qué pasó???? ····,1\n".encode("cp1252"), "cp1252 (Western European) text"),
         ("a.csv", "text\tlabel\n文 本\t1\n".encode("utf-16"), "cells separated by tabs, UTF-16 text"),
-        ("a.csv", "text,label\n我今天非常高兴,1\n".encode("gb18030"), "GB18030 (Chinese) text"),
+        ("a.csv", "text,label\n我今天非常高兴\ue5e5,1\n".encode("gb18030"), "GB18030 (Chinese) text"),
         (
             "a.csv",
             "text;label\n一家安静的小店，咖啡很香。;好\n".encode("gbk"),
@@ -284,7 +285,6 @@ def test_files_as_people_have_them_are_read_and_said(name, content, found, tmp_p
         "今日はとてもいい天気です".encode("euc-jp"),
         "오늘은날씨가아주좋아요".encode("cp949"),
         "It is good,好评".encode("gbk"),
-        "ห้องพักสะอาด พนักงานบริการดี ราคาไม่แพง ไม่แนะนำ เสียงดัง".encode("cp874"),
         "café".encode("mac-roman"),
         b"caf\xe9 \xc3\xa9",
         b"\xe9t\xe9 " + "été déjà passé, très agréable".encode(),
@@ -298,7 +298,6 @@ def test_files_as_people_have_them_are_read_and_said(name, content, found, tmp_p
         "EUC-JP",
         "Korean",
         "two Chinese characters",
-        "Thai",
         "Mac",
         "UTF-8 in part",
         "UTF-8 for the most part",
@@ -417,6 +416,7 @@ def list_values(path, content, columns=()):
     ("rows", "expected"),
     [
         (b"a\nb,c\nd\n", ["a", "3: has 2 cells, expected 1; correct the line", "d"]),
+        (b"a\n,,\nd\n,\n", ["a", "d"]),  # as spreadsheets write empty rows
         (b'a\n"b"x\nd\n', ["a", "3: is not a valid CSV row (',' expected after '\"'); check", "d"]),
         (b"a\n\x81\nd\n", ["a", "3: is not UTF-8 (byte 0x81 at position 1); convert the file, ", "d"]),
         (b'a\n"b\nd\n', ["a", "3: is not a valid CSV row (unexpected end of data); check its quotes and commas ("]),
