@@ -362,7 +362,8 @@ class Program:
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
         )
-        self.port = int(READY.search(self.process.stdout.readline())[1])
+        found = filter(None, map(READY.search, iter(self.process.stdout.readline, "")))  # the export is said before
+        self.port = int(next(found)[1])
 
     def end(self, number=signal.SIGTERM):
         """Send a signal and return exit code, standard output and standard error."""
