@@ -2,6 +2,7 @@
 
 import ast
 import json
+import pkgutil
 import re
 import shlex
 import subprocess
@@ -50,6 +51,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = {path: path.read_text(encoding="utf-8") for path in sorted((ROOT / "recipes").rglob("*.md"))}
 HEADERS = {path: path.read_text(encoding="utf-8") for path in (*RECIPES, *STUDIES)}
 TEXTS = [README, *PAGES.values(), *HEADERS.values()]
+NOTEBOOK = [path for path in PAGES if path.parent.name == "notebook"]
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8").replace("\\\n", "")
 
 
@@ -185,6 +187,16 @@ def test_the_scripts_that_are_named_have_these_options():
         script = (ROOT / path).read_text(encoding="utf-8")
         for option in (word for word in words if word.startswith("--")):
             assert f'add_argument("{option}"' in script
+
+
+def test_the_python_names_in_sentences_exist():
+    apart = [ROOT / "recipes" / "data" / "README.md", *NOTEBOOK]  # names of metadata, and of earlier versions
+    texts = [README, *(text for path, text in PAGES.items() if path not in apart)]
+    spans = {span for text in texts for span in find_spans(text) if re.match(r"(from |import )?bertkit\.", span)}
+    names = {re.search(r"bertkit\.([\w.]+)", span)[1] for span in spans if ast.parse(span.replace("…", "..."))}
+    assert names > {"load", "train", "analysis.explanation.explain"}
+    for name in names:
+        pkgutil.resolve_name(f"bertkit.{name}")
 
 
 # --- The pages --------------------------------------------------------------------------------------------------------
