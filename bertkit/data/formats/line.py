@@ -159,8 +159,8 @@ def walk_lines(stream: BinaryIO, encoding: str = UTF8) -> Iterator[str | UsageEr
         for line in text:
             fault = "" if line.isascii() and "\0" not in line else explain_fault(line, encoding)
             yield UsageError(fault) if fault else line
-    except UnicodeError as error:
-        yield UsageError(f"is not {encoding} ({join_lines(error)}); the lines after it are not read")
+    except UnicodeError:  # its words differ between versions of Python
+        yield UsageError(f"is not {encoding}; the lines after it are not read")
     finally:
         with suppress(ValueError):  # the stream may be closed by now
             text.detach()
