@@ -101,7 +101,7 @@ def make_case(name: str, side: str) -> type[unittest.TestCase]:
 
     Case.__name__ = Case.__qualname__ = f"{name}{side.capitalize()}"
     for test, sides in DIFFERENCES.items():
-        if side in sides:
+        if side in sides and hasattr(mixin, test):  # transformers 5.14 lacks some of these tests
             setattr(Case, test, expect_failure(getattr(mixin, test)))
     return Case
 
