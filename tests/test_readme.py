@@ -174,17 +174,16 @@ def test_a_setting_is_a_key_of_a_recipe_or_a_study(setting):
 def test_the_scripts_that_are_named_have_these_options():
     spans = [span for text in TEXTS for span in find_spans(text) if span.startswith("python -m ")]
     assert spans
+    called = []  # the files of a script, and the words after its name
     for module, *words in (re.sub(r"[\[\]]", "", span).split()[2:] for span in spans):
         place = ROOT / module.replace(".", "/")
-        files = place.glob("*.py") if place.is_dir() else [place.with_suffix(".py")]
-        script = "".join(path.read_text(encoding="utf-8") for path in files)
-        for option in (word for word in words if word.startswith("--")):
-            assert f'add_argument("{option}"' in script
+        called.append((place.glob("*.py") if place.is_dir() else [place.with_suffix(".py")], words))
     lines = [line for text in TEXTS for block in find_blocks(text, "bash") for line in block.splitlines()]
     commands = [line.partition("  #")[0].split()[1:] for line in lines if line.startswith("python recipes/")]
     assert commands
-    for path, *words in commands:
-        script = (ROOT / path).read_text(encoding="utf-8")
+    called += [([ROOT / path], words) for path, *words in commands]
+    for files, words in called:
+        script = "".join(path.read_text(encoding="utf-8") for path in files)
         for option in (word for word in words if word.startswith("--")):
             assert f'add_argument("{option}"' in script
 

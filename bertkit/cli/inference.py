@@ -175,7 +175,7 @@ def predict(
                     found = predictor.format_for_pipeline(result) if is_pipeline else result
                     screen.say(json.dumps(found, ensure_ascii=False))
         if not tally.count:
-            complain(f"{source} has no inputs")
+            complain("there are no inputs")
         if cut := tally.describe_cut():
             complain(cut)
         if tally.unread:

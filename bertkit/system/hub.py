@@ -156,9 +156,10 @@ def check_checkpoint(checkpoint: str | None) -> None:
 CARD = "README.md"
 UPLOAD_TIMEOUT = 30.0  # seconds without an answer from the Hub
 LOGIN = "hf auth login --force"
-# HTTP status or class of an error -> remedy
-REMEDIES = {400: f"correct what it names; the card is {CARD} in the run's directory"}
-REMEDIES["LocalTokenNotFoundError"] = f"log in: {LOGIN}"
+REMEDIES: dict[int | str, str] = {  # HTTP status or class of an error -> remedy
+    400: f"correct what it names; the card is {CARD} in the run's directory",
+    "LocalTokenNotFoundError": f"log in: {LOGIN}",
+}
 REMEDIES |= dict.fromkeys((401, 402, 403, 404), f"check its name, or log in with a token that has access: {LOGIN}")
 
 

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from bertkit.data.cells import encode_cells, read_lists
 from bertkit.data.formats.rows import Columns, read_columns
-from bertkit.data.formats.writer import name_apart, write_rows
+from bertkit.data.formats.writer import name_apart, name_columns, write_rows
 from bertkit.data.labels import guess_kind
 from bertkit.data.scripts import close_characters
 from bertkit.data.tokenizer import get_cached_tokenizer
@@ -49,7 +49,7 @@ TABLE_FORMAT = 1
 TABLE_SUFFIX = ".parquet"  # among the predictions of a run, after a split's name
 EMPTY_ANSWER = "nothing"  # an empty answer in words
 MISTAKES = ".mistakes.csv"  # the wrong rows, after a split's name
-PREDICTED = f"{LABEL}_predicted"  # the answers of `bertkit predict` to a table that has labels
+PREDICTED = name_columns([LABEL], [LABEL])[LABEL]  # the answers of `bertkit predict` to a table that has labels
 OWN_COLUMNS = ("key", "row", "record", "group", "tokens", "unknown_tokens")
 KEY, ROW_NUMBER, RECORD_NUMBER, GROUP, TOKEN_COUNT, UNKNOWN_COUNT = OWN_COLUMNS
 RESULTS = ("probability", "label_set", "error", "truncated")  # columns of `bertkit predict` that are not inputs

@@ -420,7 +420,6 @@ def list_differences(metrics, values, limits):
             wrong.append(key)
         if known is not None and value != pytest.approx(known[0], abs=known[1], rel=1e-9):
             wrong.append(key)
-    print("MISSING", sorted(set(values) - set(metrics)))
     return wrong + (["widths"] if abs(np.mean(shares) - 1) > WIDTH_TOLERANCE else [])
 
 

@@ -136,8 +136,7 @@ def list_east_asian(content: bytes) -> list[str]:
         return found
     for encoding, (frequent, least) in EAST_ASIAN.items():
         with suppress(UnicodeError):
-            text = content.decode(encoding)
-            letters = [x.encode(encoding) for x in text if x.isalpha() and not x.isascii()]
+            letters = [x.encode(encoding) for x in content.decode(encoding) if x.isalpha() and not x.isascii()]
             if letters and sum(map(bool, map(frequent.fullmatch, letters))) >= least * len(letters):
                 found.append(encoding)
     return found

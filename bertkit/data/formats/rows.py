@@ -62,7 +62,7 @@ STDIN = "-"
 CHUNK_ROWS = 2_000  # rows converted at a time, of which a text may have megabytes
 FEATURES = b"huggingface"  # the key of the schema under which `datasets` keeps the types of its columns
 TEXT = pa.large_string()  # offsets of 32 bits end at 2 GB, also for the result of `take`
-SOURCES = f"a file ({', '.join(SUFFIXES)}), a folder with train.csv, or a Hub data set owner/name[:config][@revision]"
+SOURCES = f"a file ({', '.join(SUFFIXES)}), a folder with {{}}.csv, or a Hub data set owner/name[:config][@revision]"
 TEXT_REMEDY = "name the columns of the texts with --text"
 FLAT = "holds objects, or lists in some rows only; give texts, numbers or lists of these in every row"
 
@@ -169,7 +169,7 @@ def read_splits(source: str, read: Callable[[Path], Any] | None = None, needs_tr
             loaded = datasets.load_from_disk(source)
             found = loaded if isinstance(loaded, datasets.DatasetDict) else {"train": loaded}
         else:
-            found = load_hub(source, f"give {SOURCES}")
+            found = load_hub(source, f"give {SOURCES.format('train')}")
     except OSError as error:
         reason = error.strerror or error
         raise UsageError(f"{source} cannot be read ({reason}); check its path and permissions") from None
@@ -207,7 +207,7 @@ def _match_splits(source: str, stems: Mapping[str, str], needs_train: bool) -> d
     if "train" not in matched and (needs_train or not matched):
         listed = ", ".join(list(stems)[:MOST_NAMES]) or "none"
         wanted = "train" if needs_train else "test"
-        raise UsageError(f"{source} has no split {wanted} (found: {listed}); give {SOURCES.replace('train', wanted)}")
+        raise UsageError(f"{source} has no split {wanted} (found: {listed}); give {SOURCES.format(wanted)}")
     return matched
 
 
