@@ -31,9 +31,11 @@ def fetch() -> Path:
             command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", "transformers"]
             command += ["--dest", scratch, f"transformers=={transformers.__version__}"]
             subprocess.run(command, check=True)
+            tests = Path(scratch, "tests")
+            tests.mkdir()
             with tarfile.open(Path(scratch, f"{release}.tar.gz")) as archive:
-                archive.extract(f"{release}/tests/{MODULE}.py", scratch, filter="data")
-            Path(scratch, release, "tests").rename(folder)
+                (tests / f"{MODULE}.py").write_bytes(archive.extractfile(f"{release}/tests/{MODULE}.py").read())
+            tests.rename(folder)
     return folder
 
 
