@@ -20,13 +20,16 @@ from bertkit.data.pretraining.store import SHARD_NAME
 from bertkit.training.run_dir import COMPLETE, ENVIRONMENT, LOG, METRICS_FILE
 from tests.world import read_curve
 
-SURROUNDINGS = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "120"}
+# The resource tracker of a killed process warns of the semaphores that it cleans up.
+QUIET = {"PYTHONWARNINGS": "ignore:resource_tracker:UserWarning"}
+SURROUNDINGS = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "120"} | QUIET
 MADE = "made"  # the output of a command, in its working directory
 CHECKPOINT = re.compile(r"(.*?)checkpoint-(\d+)/.*")
 # Paths that a finished study or doctor writes again, and paths that depend on where a command was stopped: a trial that
 # is worse may end before or after it is told to.
 RENEWED = re.compile(r".*\.png|(.*/)?((study|folds|doctor)\.\w+|table\.md|label_errors\.csv|out_of_fold\.\w+)")
 STOPPED = re.compile(rf".*\.log|search/trial-.*|(.*/)?(recipes/.*|checkpoint-.*|{re.escape(ENVIRONMENT)})")
+SPEED = re.compile(r'"tokens_per_second": [\d.e+]+')  # measured by the doctor
 LINE = "bertkit: another process of this run was lost; the same command continues from its last checkpoint\n"
 PATIENCE = 60.0  # seconds in which the loss of a process must end all others
 
@@ -85,7 +88,7 @@ def find_lost(before: dict[str, tuple[int, int]], made: Path) -> Iterator[str]:
 def read_result(made: Path) -> dict[str, object]:
     """Return path -> content that must not depend on the kills.
 
-    Times and places are left out, and checkpoints: which of them are left depends on where the command was stopped.
+    Times, speeds and places are left out, and checkpoints: which of them are left depends on where the command was stopped.
     """
     result: dict[str, object] = {}
     for path in sorted(made.rglob("*")):
@@ -94,6 +97,8 @@ def read_result(made: Path) -> dict[str, object]:
             continue
         if path.name == LOG:
             result[name] = read_curve(path.parent)
+        elif path.name == "doctor.json":
+            result[name] = SPEED.sub("", path.read_text())
         else:
             result[name] = path.read_bytes()
     return result
@@ -158,7 +163,6 @@ class Victim:
     def __init__(self, command: Command, place: Path, folder: Path, given: Mapping[str, str] | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.command, self.made = command, folder / MADE
-        # A separate file: the semaphore tracker of a killed process may still write to the old one.
         self.errors = folder / f"err-{time.monotonic_ns()}"
         environment = SURROUNDINGS | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} | dict(given or {})
         with (folder / "out").open("a") as out, self.errors.open("a") as err:

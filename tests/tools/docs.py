@@ -87,7 +87,7 @@ def list_options(rows: Rows, name: str) -> Rows:
     """Return the table of a task's options of `[data]`."""
 
     def show(key: str, option: Option) -> list[str]:
-        return [f"`data.{key}`", show_value(option.default), option.help, option.source]
+        return [f"`data.{key}`", show_value(option.default), option.help.replace("|", r"\|"), option.source]
 
     options = TASKS[name].options
     return [["key", "default", "meaning", "source of the default"], *(show(*item) for item in options.items())]
