@@ -179,7 +179,7 @@ def train(
     if is_warned:
         lines = kind.comment(found.metrics)
         if found.metrics.get(GAIN, 1.0) <= 0:
-            lines.append(f"{WARNING}a baseline is better: {found.verdict}")
+            lines.append(f"{WARNING}not better than the best baseline: {found.verdict}")
         for line in lines:
             warn(line)
     return found

@@ -500,6 +500,7 @@ def test_what_matters_is_a_warning_at_the_line_of_the_call(world, tmp_path):
     with pytest.warns(bertkit.BertkitWarning, match="too few to tell a good model from a bad one") as found:
         given = train(world, few, tmp_path / "warned", train={}, epochs=1, seed=7, learning_rate=1e-3)
     assert {Path(each.filename).name for each in found if each.category is bertkit.BertkitWarning} == {"test_api.py"}
+    assert f"not better than the best baseline: {given.verdict}" in [str(each.message) for each in found]
     recipe = read_recipe(Path(given.source, "recipe.toml"))
     assert [recipe["train"][key] for key in ("num_train_epochs", "seed", "learning_rate")] == [1, 7, 1e-3]
     for number, report in enumerate((None, [].append)):
