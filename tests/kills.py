@@ -88,7 +88,8 @@ def find_lost(before: dict[str, tuple[int, int]], made: Path) -> Iterator[str]:
 def read_result(made: Path) -> dict[str, object]:
     """Return path -> content that must not depend on the kills.
 
-    Times, speeds and places are left out, and checkpoints: which of them are left depends on where the command was stopped.
+    Times, speeds and places are left out, and checkpoints: which of them are left depends on where the command was
+    stopped.
     """
     result: dict[str, object] = {}
     for path in sorted(made.rglob("*")):

@@ -97,6 +97,9 @@ if __name__ == "__main__":
     except Interrupted as stop:
         print(f"bertkit: {stop}", file=sys.stderr)
         sys.exit(128 + stop.number)
+    except bertkit.UsageError as error:
+        print(f"bertkit: {error}", file=sys.stderr)
+        sys.exit(2)
 """
 STUDY = """
 seeds = [1, 2]
